@@ -1,0 +1,144 @@
+"""One activation of a conversation: its file, its host, from start to end. No Ray.
+
+`open_object` is for scripts and tests in one process; the actor uses `Activation` itself.
+"""
+
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Generic, TypeVar
+
+from .durable_object import DurableObject, ObjectState
+from .errors import StaleEpochError
+from .limits import QUOTA_BYTES_DEFAULT
+from .names import check_name
+from .storage import Storage
+
+Host = TypeVar("Host", bound=DurableObject)
+
+
+class Activation(Generic[Host]):
+    """One life of a conversation in memory, to be started and closed once.
+
+    Args: `epoch` is what the directory granted: the file must not carry a higher one, and is
+        stamped with it. None keeps the file's: whoever holds the file's lock owns it.
+    """
+
+    def __init__(
+        self,
+        cls: type[Host],
+        *,
+        name: str,
+        path: str | os.PathLike[str],
+        quota_bytes: int = QUOTA_BYTES_DEFAULT,
+        epoch: int | None = None,
+        vfs: str | None = None,
+    ) -> None:
+        if not (isinstance(cls, type) and issubclass(cls, DurableObject)):
+            raise TypeError(f"{cls!r} is no class derived from DurableObject")
+        check_name(name)
+        if epoch is not None and epoch < 0:
+            raise ValueError(f"an epoch counts activations, it cannot be {epoch}")
+        self._class, self._name, self._path = cls, name, path
+        self._quota_bytes, self._epoch, self._vfs = quota_bytes, epoch, vfs
+        self._storage: Storage | None = None
+        self._host: Host | None = None
+
+    @property
+    def host(self) -> Host:
+        """The object, once started.
+
+        Raises: RuntimeError before `start` and after `close`.
+        """
+        if self._host is None:
+            raise RuntimeError(f"conversation {self._name!r} is not active here")
+        return self._host
+
+    @property
+    def storage(self) -> Storage:
+        """The open file, once started."""
+        return self.host.storage
+
+    async def start(self) -> Host:
+        """Open the file, take ownership, start the host; undo all of it when one fails.
+
+        Raises: StaleEpochError when a later activation owns the file; StorageError; what the
+            host's startup raised.
+        """
+        if self._storage is not None:
+            raise RuntimeError(f"conversation {self._name!r} is active already")
+        self._storage = storage = Storage(self._path, quota_bytes=self._quota_bytes, vfs=self._vfs)
+        try:
+            epoch = self._take_ownership(storage)
+            self._host = host = self._class(ObjectState(self._name, storage, epoch))
+            if host.installed_lifecycle is not None:
+                await host.installed_lifecycle.start()
+            else:
+                await host.on_start()
+            await storage.durable()
+        except BaseException:
+            await self.close()
+            raise
+        return host
+
+    def _take_ownership(self, storage: Storage) -> int:
+        """Stamp name, epoch and, in a new file, its birth; write nothing that is there already."""
+        known = storage.meta.get_all()
+        current = known.get("epoch", 0)
+        epoch = current if self._epoch is None else self._epoch
+        if current > epoch:
+            raise StaleEpochError(epoch, current)
+        wanted = {
+            "name": self._name,
+            "epoch": epoch,
+            "created_at": known.get("created_at", time.time_ns() // 1_000_000),
+        }
+        if not wanted.items() <= known.items():
+            storage.meta.put(wanted)
+            # Ownership is durable before anything is done in its name.
+            storage.flush()
+        storage.fence(epoch)
+        return epoch
+
+    async def close(self) -> None:
+        """Dispose of the host and close the file; closing twice is fine.
+
+        Raises: what disposal raised, OutputGateBrokenError when the last commit failed; the file
+            is closed all the same.
+        """
+        host, self._host = self._host, None
+        storage, self._storage = self._storage, None
+        try:
+            if host is not None and host.installed_lifecycle is not None:
+                await host.installed_lifecycle.dispose()
+        finally:
+            if storage is not None:
+                storage.close()
+
+
+@asynccontextmanager
+async def _opened(activation: Activation[Host]) -> AsyncIterator[Host]:
+    host = await activation.start()
+    try:
+        yield host
+    finally:
+        await activation.close()
+
+
+def open_object(
+    cls: type[Host],
+    *,
+    name: str,
+    path: str | os.PathLike[str],
+    quota_bytes: int = QUOTA_BYTES_DEFAULT,
+    epoch: int | None = None,
+) -> AbstractAsyncContextManager[Host]:
+    """Run a conversation's object in this process: started on entry, closed on exit.
+
+    Args: as `Activation`.
+    Raises: ValueError and TypeError for a bad name or class at once; on entry StorageError when
+        the file cannot be opened or is open elsewhere, StaleEpochError, what startup raised.
+    """
+    activation = Activation(cls, name=name, path=path, quota_bytes=quota_bytes, epoch=epoch)
+    return _opened(activation)

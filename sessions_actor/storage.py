@@ -1,0 +1,341 @@
+"""The storage of one conversation: a private SQLite file behind an output gate.
+
+Rules: see `gate` for when a write is durable and `database_file` for what may be opened. All of
+it runs on the thread that opened it, and reading never opens a write transaction.
+
+What it does not do: know anything of messages, retry, or shrink the file (freed pages are used
+again).
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, overload
+
+import apsw
+
+from .database_file import FileLock, connect, make_parent, prepare
+from .errors import SessionsActorError
+from .gate import META_TABLE, Gate
+from .keyvalue import KeyValue
+from .limits import QUOTA_BYTES_DEFAULT
+from .sql import Bindings, SqlStorage
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+
+class Meta:
+    """What the file says of itself: whose it is, its epoch, when it was made."""
+
+    _CREATE = (
+        f"CREATE TABLE IF NOT EXISTS {META_TABLE} (key TEXT PRIMARY KEY NOT NULL, value)"
+        " WITHOUT ROWID"
+    )
+    _PUT = (
+        f"INSERT INTO {META_TABLE} VALUES (?, ?)"
+        " ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+    )
+
+    def __init__(self, storage: "Storage") -> None:
+        self._storage = storage
+
+    def get(self, key: str) -> Any:
+        """Return what stands under a key, or None."""
+        return self.get_all().get(key)
+
+    def get_all(self) -> dict[str, Any]:
+        """Return every key with its value; nothing for a file that was never activated."""
+        found = self._storage.fetch("SELECT 1 FROM sqlite_schema WHERE name = ?", (META_TABLE,))
+        return dict(self._storage.fetch(f"SELECT key, value FROM {META_TABLE}")) if found else {}
+
+    def put(self, values: Mapping[str, str | int | bytes | None]) -> None:
+        """Store values under their keys, all or none; a used-up quota does not stop this."""
+        storage = self._storage
+
+        def write() -> None:
+            storage.write(self._CREATE)
+            storage.write_many(self._PUT, values.items())
+
+        with storage.reserve():
+            storage.perform(write)
+
+
+class Storage:
+    """A conversation's file, open.
+
+    `sql`, `kv` and `meta` are its three faces. Async methods wait until what they did or saw is
+    durable; the others do not, and their caller waits with `durable()` before telling anyone.
+
+    Args:
+        path: the file; it and missing folders are made.
+        quota_bytes: what the file may grow to. A file that is larger already opens and reads,
+            and may be written as long as it does not grow.
+        lock: keep every other opener out. Without it the caller has to.
+        vfs: the name of a registered SQLite VFS.
+    Raises: StorageCorruptError for what is no database, StorageError for what cannot be opened.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        quota_bytes: int = QUOTA_BYTES_DEFAULT,
+        lock: bool = True,
+        vfs: str | None = None,
+    ) -> None:
+        if quota_bytes <= 0:
+            raise ValueError(f"quota_bytes is a number of bytes above 0, not {quota_bytes}")
+        self._path = os.path.abspath(os.fspath(path))
+        self._quota_bytes = quota_bytes
+        self._lock = FileLock(self._path)
+        make_parent(self._path)
+        if lock:
+            self._lock.acquire()
+        try:
+            prepare(self._path)
+            self._db = connect(self._path, vfs)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._gate = Gate(self._db, self._path, quota_bytes)
+        self._closed = False
+        self.perform = self._gate.perform
+        self.submit = self._gate.submit
+        self.durable = self._gate.durable
+        self.reserve = self._gate.reserve
+        self.sql = SqlStorage(self._db, self._gate)
+        self.kv = KeyValue(self._db, self._gate, self.fetch)
+        self.meta = Meta(self)
+
+    # ----------------------------------------------------------------------- statements, fast
+
+    @property
+    def connection(self) -> apsw.Connection:
+        """The connection itself, for the hot path: write through it only inside an op."""
+        return self._db
+
+    def fetch(self, query: str, bindings: Bindings = ()) -> list[Row]:
+        """Return all rows of one query that only reads.
+
+        Raises: as `sql.exec`.
+        """
+        self._gate.check()
+        try:
+            return self._db.execute(query, bindings).fetchall()
+        except apsw.Error as error:
+            seen = self._gate.translate(error)
+            if seen is error:
+                raise
+            raise seen from error
+
+    def fetch_one(self, query: str, bindings: Bindings = ()) -> Row | None:
+        """Return the first row of one query that only reads, or None."""
+        self._gate.check()
+        try:
+            row: Row | None = self._db.execute(query, bindings).fetchone()
+        except apsw.Error as error:
+            seen = self._gate.translate(error)
+            if seen is error:
+                raise
+            raise seen from error
+        return row
+
+    def write(self, query: str, bindings: Bindings = ()) -> None:
+        """Run one statement inside an op.
+
+        Raises: RuntimeError outside an op; errors of SQLite as they are, which `perform` reports.
+        """
+        self._require_op()
+        self._db.execute(query, bindings)
+
+    def write_many(self, query: str, rows: Iterable[Bindings]) -> None:
+        """Run one statement inside an op for each row of bindings."""
+        self._require_op()
+        self._db.executemany(query, rows)
+
+    def _require_op(self) -> None:
+        if not self._gate.in_op:
+            raise RuntimeError("writes belong inside storage.perform() or storage.transaction()")
+
+    # --------------------------------------------------------------------------- group commit
+
+    def transaction(self, op: Callable[[], T]) -> T:
+        """Run a function whose writes stand or fall together; inside an op it is undone alone.
+
+        The function holds no await. As everything that writes, it is durable with its group.
+        Raises: what the function raised, after undoing it.
+        """
+        return self._gate.perform(op)
+
+    def flush(self) -> None:
+        """Commit everything written so far, now.
+
+        Raises: OutputGateBrokenError when that fails; RuntimeError inside an op.
+        """
+        self._gate.flush()
+
+    def fence(self, epoch: int) -> None:
+        """Refuse every write once the file carries another epoch than this one."""
+        self._gate.fence(epoch)
+
+    def translate(self, error: apsw.Error) -> Exception:
+        """Return what to raise for an error met while reading through `connection`."""
+        return self._gate.translate(error)
+
+    @property
+    def broken(self) -> SessionsActorError | None:
+        """Why nothing works any more, or None."""
+        return self._gate.broken
+
+    @property
+    def pending(self) -> bool:
+        """Whether something was written that is not durable yet."""
+        return self._gate.pending
+
+    def on_commit(self, callback: Callable[[], None]) -> None:
+        """Call back after each group that became durable, before anyone who waits wakes."""
+        self._gate.on_commit(callback)
+
+    def on_rollback(self, callback: Callable[[], None]) -> None:
+        """Call back whenever an op was undone, so that caches above forget.
+
+        A broken gate does not call: nothing can be read through such a cache any more.
+        """
+        self._gate.on_rollback(callback)
+
+    def on_broken(self, callback: Callable[[SessionsActorError], None]) -> None:
+        """Call back once, with the reason, when a commit fails or the disk does."""
+        self._gate.on_broken(callback)
+
+    # ------------------------------------------------------------------------ entries, waiting
+
+    @overload
+    async def get(self, key: str) -> Any: ...
+    @overload
+    async def get(self, key: Sequence[str]) -> dict[str, Any]: ...
+    async def get(self, key: str | Sequence[str]) -> Any:
+        """Return the value of a key or None; of several keys, the entries that exist."""
+        found = self.kv.get(key) if isinstance(key, str) else self.kv.get_many(key)
+        await self.durable()
+        return found
+
+    @overload
+    async def put(self, key: str, value: Any) -> None: ...
+    @overload
+    async def put(self, key: Mapping[str, Any]) -> None: ...
+    async def put(self, key: str | Mapping[str, Any], value: Any = None) -> None:
+        """Store one entry, or several, all or none."""
+        self.kv.put_many({key: value} if isinstance(key, str) else key)
+        await self.durable()
+
+    @overload
+    async def delete(self, key: str) -> bool: ...
+    @overload
+    async def delete(self, key: Sequence[str]) -> int: ...
+    async def delete(self, key: str | Sequence[str]) -> bool | int:
+        """Remove a key and tell whether it was there; of several keys, how many were."""
+        if isinstance(key, str):
+            removed: bool | int = self.kv.delete(key)
+        else:
+            removed = self.kv.delete_many(key)
+        await self.durable()
+        return removed
+
+    async def list(
+        self,
+        *,
+        prefix: str = "",
+        start: str | None = None,
+        start_after: str | None = None,
+        end: str | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> dict[str, Any]:
+        """Return entries in key order; see `KeyValue.list`."""
+        found = self.kv.list(
+            prefix=prefix,
+            start=start,
+            start_after=start_after,
+            end=end,
+            limit=limit,
+            reverse=reverse,
+        )
+        await self.durable()
+        return found
+
+    # -------------------------------------------------------------------------------- the file
+
+    @property
+    def path(self) -> str:
+        """The file's absolute path."""
+        return self._path
+
+    @property
+    def quota_bytes(self) -> int:
+        """What the file may grow to."""
+        return self._quota_bytes
+
+    @property
+    def database_size(self) -> int:
+        """Bytes of the database, free pages included, its log not."""
+        pages: int = self._db.pragma("page_count")
+        page_bytes: int = self._db.pragma("page_size")
+        return pages * page_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the pages in use: what deletes lower and the quota is about."""
+        return self._gate.used_bytes
+
+    def data_tables(self) -> tuple[str, ...]:
+        """Return the ordinary tables, sorted: what a copy of the conversation has to carry.
+
+        Left out are SQLite's and workerd's own, views, virtual tables and what these keep.
+        """
+        rows = self.fetch("SELECT name, type FROM pragma_table_list WHERE schema = 'main'")
+        own = ("sqlite_", "_cf_")
+        return tuple(
+            sorted(name for name, kind in rows if kind == "table" and not name.startswith(own))
+        )
+
+    def check(self) -> Sequence[str]:
+        """Return what is wrong with the file, one line each; nothing when it is sound.
+
+        Cost: reads the whole file.
+        """
+        damage = [row[0] for row in self.fetch("PRAGMA integrity_check") if row[0] != "ok"]
+        for table, rowid, parent, _ in self.fetch("PRAGMA foreign_key_check"):
+            damage.append(f"row {rowid} of {table} points at no row of {parent}")
+        return damage
+
+    def close(self) -> None:
+        """Commit what is open, fold the log into the file and let others open it.
+
+        Closing twice is fine.
+        Raises: OutputGateBrokenError when that last commit fails; the file is closed all the same.
+        """
+        if self._closed:
+            return
+        if self._gate.in_op:
+            raise RuntimeError("an op cannot close the storage it runs in")
+        try:
+            self._gate.close()
+        finally:
+            self._closed = True
+            try:
+                self._close_connection()
+            finally:
+                self._lock.release()
+
+    def _close_connection(self) -> None:
+        if self._gate.broken is None:
+            # Not needed for durability, and the next opener does it otherwise.
+            with contextlib.suppress(apsw.Error):
+                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        else:
+            # A disk that failed is left alone.
+            self._db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        # Closing tries to fold the log as well.
+        with contextlib.suppress(apsw.Error):
+            self._db.close(True)
