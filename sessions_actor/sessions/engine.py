@@ -1,0 +1,536 @@
+"""The writes and totals of the sessions in one file: what a Session handle asks for.
+
+Every write here is an operation for `Storage.submit`: a plain function that holds no await, may
+be executed again after its group was rolled back, and leaves rows, index and memory in step.
+
+It does not wait, dispatch change events or call summarisers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+import uuid
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..attachments import count_pointers, extract
+from ..chunks import split_utf8
+from ..codec import dumps
+from ..limits import ROW_BYTES_MAX
+from ..messages import SessionMessage, sanitize, strip_reserved, validate_message
+from ..overlays import COMPACTION_PREFIX, Span, overlay_message, plan_overlays
+from ..records import LEAF, Compaction, CompactResult, Parent, iso_from_ms
+from ..storage import Storage
+from ..tokens import estimate_message, estimate_text
+from ..windows import recent_suffix
+from .index import Index, parse
+from .paths import STRETCH_ROWS, ForwardWalker, Walker, endpoints, survey
+from .rows import RowOrder
+from .sql import is_text
+from .store import Clock, NewRow, PathRow, Store
+
+_NEAR_ROWS = 256
+_ORDERS_KEPT = 2
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A message ready to be written: all that takes work and touches nothing."""
+
+    message: SessionMessage
+    row: NewRow
+    stored: SessionMessage
+    row_bytes: int
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over the active path. `overlaid`: tokens with overlays applied."""
+
+    leaf_id: str
+    length: int
+    content_bytes: int
+    overlaid_tokens: float
+    endpoints: set[str] = field(default_factory=set)
+    leaf_hidden: bool = False
+
+
+def slices_of(text: bytes) -> list[bytes]:
+    """Cut a stored message into what its row and continuation rows hold."""
+    return [text] if len(text) <= ROW_BYTES_MAX else split_utf8(text, ROW_BYTES_MAX)
+
+
+def stored_row(message: SessionMessage) -> tuple[NewRow, SessionMessage, int]:
+    """Turn a checked message into its row: extract payloads, serialise, split, stamp.
+
+    Returns: the row, the stored form as a tree, and the row's bytes as a budget counts them.
+    Raises: TypeError for a value that JSON cannot hold, naming its place.
+    """
+    extracted = extract(message)
+    text = dumps(extracted.message)
+    slices = [piece.decode() for piece in slices_of(text)]
+    size = len(text)
+    if extracted.payloads:
+        for digest, places in count_pointers(extracted.message, extracted.payloads).items():
+            size += (len(extracted.payloads[digest].data) + 2) // 3 * 4 * places
+    row = NewRow(
+        message["id"],
+        message["role"],
+        slices,
+        extracted.payloads,
+        extracted.references,
+        estimate_message(message),
+        hashlib.sha256(text).hexdigest(),
+    )
+    return row, extracted.message, size
+
+
+class Engine:
+    """One file's sessions. Methods named `do_*` write and run inside an operation."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        reserved_metadata_keys: Collection[str] = (),
+        clock: Clock = _now_ms,
+    ) -> None:
+        self.storage = storage
+        self.store = Store(storage)
+        self.index = Index(storage, self.store)
+        self._reserved = frozenset(reserved_metadata_keys)
+        self._clock = clock
+        self._totals: dict[str, Totals] = {}
+        self._walkers: dict[str, weakref.WeakSet[Walker]] = {}
+        self._orders: dict[str, RowOrder] = {}
+        storage.on_rollback(self._totals.clear)
+
+    # ------------------------------------------------------------------ preparation
+
+    def prepare(self, message: SessionMessage, source: str) -> Prepared:
+        """Run the write pipeline up to the transaction: check, sanitise, strip, extract, split.
+
+        Raises: ValueError naming the field; TypeError naming the place of what is not JSON.
+        """
+        validate_message(message)
+        message = sanitize(message)
+        if source == "client":
+            message = strip_reserved(message, self._reserved)
+        return Prepared(message, *stored_row(message))
+
+    def prepare_import(
+        self, message: SessionMessage, parent_id: str | None, created_at: float
+    ) -> Prepared:
+        """Check one historical message; it is kept as it is.
+
+        Raises: ValueError naming the field, parent_id and created_at included.
+        """
+        validate_message(message)
+        if parent_id is not None and not is_text(parent_id):
+            raise ValueError("parent_id: neither None nor a string that UTF-8 can hold")
+        if isinstance(created_at, bool) or not isinstance(created_at, int | float):
+            raise ValueError("created_at: give the message's time in milliseconds")
+        if not math.isfinite(created_at) or abs(created_at) >= 2**63:
+            raise ValueError(f"created_at: {created_at} is no time in milliseconds")
+        return Prepared(message, *stored_row(message))
+
+    # ------------------------------------------------------------------ writes
+
+    def is_own_overlay(self, session_id: str, message_id: str) -> bool:
+        """Tell an overlay that a client posts back from a message.
+
+        Raises: ValueError for an id that looks like an overlay's and is none of this session.
+        """
+        if not message_id.startswith(COMPACTION_PREFIX):
+            return False
+        if self.store.is_overlay(session_id, message_id):
+            return True
+        raise ValueError(
+            f"message.id: {message_id!r} begins like a compaction overlay but is none of this"
+            " session; rename it, or keep it as history with import_message"
+        )
+
+    def do_append(self, session_id: str, new: Prepared, parent_id: Parent) -> bool:
+        """Append unless the id is known; tell whether it was inserted."""
+        store = self.store
+        if store.exists(session_id, new.row.id):
+            return False
+        leaf_id = store.tail(session_id).leaf_id
+        if parent_id is LEAF:
+            parent = leaf_id
+        elif isinstance(parent_id, str) and parent_id and is_text(parent_id):
+            parent = parent_id if store.exists(session_id, parent_id) else None
+        else:
+            parent = None
+        self._insert(session_id, new, parent, self._clock())
+        totals = self._totals.get(session_id)
+        if totals is not None:
+            if totals.leaf_id != parent or new.row.id in totals.endpoints:
+                del self._totals[session_id]
+            else:
+                totals.leaf_id = new.row.id
+                totals.length += 1
+                totals.content_bytes += new.row_bytes
+                totals.overlaid_tokens += new.row.token_estimate
+                totals.leaf_hidden = False
+        return True
+
+    def _insert(
+        self, session_id: str, new: Prepared, parent_id: str | None, created_at: float
+    ) -> None:
+        seq = self.store.insert(session_id, new.row, parent_id, created_at)
+        self.index.put(session_id, new.row.id, new.row.role, new.stored)
+        order = self._orders.get(session_id)
+        if order is not None:
+            order.add(seq, new.row.id)
+
+    def do_update(self, session_id: str, new: Prepared) -> bool | None:
+        """Replace a message; None: no such id, False: unchanged, nothing written."""
+        store = self.store
+        old = store.stored_row(session_id, new.row.id)
+        if old is None:
+            return None
+        if old.content_hash is not None:
+            if old.content_hash == new.row.content_hash:
+                return False
+        else:
+            text = store.text(session_id, new.row.id)
+            assert text is not None
+            assert new.row.content_hash is not None
+            if hashlib.sha256(text).hexdigest() == new.row.content_hash:
+                store.stamp(session_id, new.row.id, new.row.content_hash)
+                return False
+        warm = session_id in self._totals
+        before = store.sized_walk(session_id, new.row.id, 1) if warm else []
+        store.replace(session_id, new.row, old.content_chunks)
+        self.index.put(session_id, new.row.id, new.row.role, new.stored)
+        for row in before:
+            self._adjust_totals(session_id, row, new)
+        return True
+
+    def _adjust_totals(self, session_id: str, before: PathRow, new: Prepared) -> None:
+        totals = self._totals[session_id]
+        known = before.id == totals.leaf_id and not totals.leaf_hidden
+        if not known and not totals.endpoints:
+            near = self.store.walk(session_id, totals.leaf_id, _NEAR_ROWS)
+            known = any(row[0] == before.id for row in near)
+        if not known:
+            del self._totals[session_id]
+            return
+        totals.content_bytes += new.row_bytes - before.bytes
+        totals.overlaid_tokens += new.row.token_estimate - before.token_estimate
+
+    def do_import(
+        self, session_id: str, new: Prepared, parent_id: str | None, created_at: float
+    ) -> bool:
+        """Import unless the id is known; tell whether it was written.
+
+        Raises: ValueError when the message would become its own ancestor.
+        """
+        store = self.store
+        if store.exists(session_id, new.row.id):
+            return False
+        if store.closes_cycle(session_id, new.row.id, parent_id):
+            raise ValueError(
+                f"parent_id: {parent_id!r} descends from message {new.row.id!r} itself;"
+                " a message cannot be its own ancestor"
+            )
+        self._insert(session_id, new, parent_id, created_at)
+        store.note_parent(session_id, parent_id)
+        self._totals.pop(session_id, None)
+        return True
+
+    def do_delete(self, session_id: str, message_ids: Iterable[str]) -> int:
+        """Delete messages; children move up. Returns how many there were."""
+        with self.storage.reserve():
+            survivors = self.store.delete(session_id, (i for i in message_ids if is_text(i)))
+            for message_id in survivors:
+                self.index.remove(session_id, message_id)
+        if survivors:
+            self._totals.pop(session_id, None)
+            for walker in list(self._walkers.get(session_id, ())):
+                walker.moved(lambda id_: survivors.get(id_, id_))
+        return len(survivors)
+
+    def do_clear(self, session_id: str) -> None:
+        """Delete a session's messages, overlays, payloads and index rows."""
+        with self.storage.reserve():
+            self.store.clear(session_id)
+            self.index.clear(session_id)
+        self._totals.pop(session_id, None)
+        for walker in list(self._walkers.get(session_id, ())):
+            walker.end()
+
+    def do_add_compaction(
+        self, session_id: str, summary: str, from_id: str, to_id: str
+    ) -> Compaction:
+        """Store one overlay record."""
+        now = self._clock()
+        overlay = Compaction(str(uuid.uuid4()), summary, from_id, to_id, iso_from_ms(now))
+        self.store.insert_compaction(session_id, overlay, now)
+        self._totals.pop(session_id, None)
+        return overlay
+
+    def do_compact(
+        self, session_id: str, leaf_id: str, result: CompactResult
+    ) -> CompactResult | None:
+        """Store what a summariser made of a path, or refuse it: None.
+
+        The new overlay starts where the first one of the path started. Refused: an end that the
+        path (as the summariser saw it) does not hold, a range that hides no message anew.
+        """
+        store = self.store
+        if not store.exists(session_id, leaf_id):
+            leaf_id = store.tail(session_id).leaf_id or ""
+        overlays = store.compactions(session_id)
+        ends = {result.from_message_id, result.to_message_id}
+        found = survey(store, session_id, leaf_id, wanted=endpoints(overlays) | ends)
+        spans = found.spans(overlays)
+        by_message = {COMPACTION_PREFIX + s.compaction.id: s for s in spans}
+
+        def place(message_id: str) -> tuple[int, int] | None:
+            """First and last index on the path of a message in view."""
+            if span := by_message.get(message_id):
+                return span.start, span.end
+            depth = found.marks.get(message_id)
+            if depth is None or store.is_overlay(session_id, message_id):
+                return None
+            index = found.length - 1 - depth
+            if any(span.start <= index <= span.end for span in spans):
+                return None
+            return index, index
+
+        first, last = place(result.from_message_id), place(result.to_message_id)
+        from_id, to_id = result.from_message_id, result.to_message_id
+        while first and from_id.startswith(COMPACTION_PREFIX) and from_id not in by_message:
+            # A summary that was imported is the only copy of what it tells: it stays in view.
+            if first[0] + 1 >= found.length:
+                return None
+            from_id = found.id_at(store, session_id, found.length - 2 - first[0])
+            first = place(from_id) or (first[0] + 1, first[0] + 1)
+        if last is None or (first is None and not spans):
+            return None
+        start = min(([first[0]] if first else []) + ([spans[0].start] if spans else []))
+        covered = [s for s in spans if start <= s.start and s.end <= last[1]]
+        if last[1] - start + 1 <= sum(s.end - s.start + 1 for s in covered):
+            return None
+        if spans and start == spans[0].start:
+            from_id = spans[0].compaction.from_message_id
+        if to_id in by_message:
+            to_id = by_message[to_id].compaction.to_message_id
+        self.do_add_compaction(session_id, result.summary, from_id, to_id)
+        return CompactResult(result.summary, from_id, to_id)
+
+    # ------------------------------------------------------------------ reads
+
+    def message(self, session_id: str, message_id: str) -> SessionMessage | None:
+        """Read one message, payloads inline; None when it is absent or unreadable."""
+        text = self.message_text(session_id, message_id)
+        return None if text is None else parse(text)
+
+    def message_text(self, session_id: str, message_id: str) -> bytes | None:
+        """Read one message as compact JSON, payloads inline."""
+        if not is_text(message_id):
+            return None
+        text = self.store.text(session_id, message_id)
+        return None if text is None else self.store.payloads.inline(session_id, message_id, text)
+
+    def latest_leaf_id(self, session_id: str) -> str | None:
+        """Find the active leaf; a stored copy of an own overlay stands for the row above it."""
+        leaf_id = self.store.tail(session_id).leaf_id
+        while leaf_id is not None and self.store.is_overlay(session_id, leaf_id):
+            leaf_id = self.store.parent_of(session_id, leaf_id)
+        return leaf_id
+
+    def branch_ids(self, session_id: str, message_id: str) -> list[str]:
+        """List a message's children in `seq` order, an own overlay's row replaced by its own."""
+        found: list[str] = []
+        pending = self.store.children(session_id, message_id)[::-1] if is_text(message_id) else []
+        seen: set[str] = set()
+        while pending:
+            child = pending.pop()
+            if child in seen:
+                continue
+            seen.add(child)
+            if self.store.is_overlay(session_id, child):
+                pending.extend(self.store.children(session_id, child)[::-1])
+            else:
+                found.append(child)
+        return found
+
+    def resolve_leaf(self, session_id: str, leaf_id: str | None) -> str | None:
+        """Name the leaf of a read: the active one unless told; None when there is none."""
+        if leaf_id:
+            return leaf_id if is_text(leaf_id) and self.store.exists(session_id, leaf_id) else None
+        return self.store.tail(session_id).leaf_id
+
+    def path_rows(self, session_id: str, leaf_id: str) -> list[PathRow]:
+        """List a path's rows, root to leaf, without content. Cost: memory for the whole path."""
+        hidden = {COMPACTION_PREFIX + c.id for c in self.store.compactions(session_id)}
+        rows: list[PathRow] = []
+        left = survey(self.store, session_id, leaf_id).length
+        at: str | None = leaf_id
+        while at is not None and left > 0:
+            stretch = self.store.sized_walk(session_id, at, min(STRETCH_ROWS, left))
+            if not stretch:
+                break
+            rows += stretch
+            left -= len(stretch)
+            at = stretch[-1].parent_id
+        return [row for row in reversed(rows) if row.id not in hidden]
+
+    def totals(self, session_id: str) -> Totals | None:
+        """Sum up the active path. Cost: one content-free walk; nothing once warm."""
+        leaf_id = self.store.tail(session_id).leaf_id
+        if leaf_id is None:
+            return None
+        totals = self._totals.get(session_id)
+        if totals is None or totals.leaf_id != leaf_id:
+            totals = self._sum_path(session_id, leaf_id)
+            self._totals[session_id] = totals
+        return totals
+
+    def path_bytes(self, session_id: str, leaf_id: str) -> int:
+        """Sum the bytes of one path."""
+        if leaf_id == self.store.tail(session_id).leaf_id:
+            totals = self.totals(session_id)
+            assert totals is not None
+            return totals.content_bytes
+        return self._sum_path(session_id, leaf_id).content_bytes
+
+    def _sum_path(self, session_id: str, leaf_id: str) -> Totals:
+        overlays = self.store.compactions(session_id)
+        hidden = {COMPACTION_PREFIX + c.id for c in overlays}
+        ends = endpoints(overlays)
+        path = survey(self.store, session_id, leaf_id, wanted=ends)
+        spans = path.spans(overlays)
+        size, tokens = 0, 0.0
+        at: str | None = leaf_id
+        index = path.length
+        pending: list[Span] = list(spans)
+        while at is not None and index > 0:
+            rows = self.store.sized_walk(session_id, at, min(STRETCH_ROWS, index))
+            if not rows:
+                break
+            for row in rows:
+                index -= 1
+                while pending and index < pending[-1].start:
+                    pending.pop()
+                if row.id in hidden:
+                    continue
+                size += row.bytes
+                if not (pending and index <= pending[-1].end):
+                    tokens += row.token_estimate
+            at = rows[-1].parent_id
+        tokens += sum(estimate_text(span.compaction.summary) for span in spans)
+        covered = bool(spans) and spans[-1].end == path.length - 1
+        return Totals(leaf_id, path.length, size, tokens, ends, covered)
+
+    def watch(self, session_id: str, walker: Walker) -> Walker:
+        """Keep a walker in step with deletions for as long as it lives."""
+        self._walkers.setdefault(session_id, weakref.WeakSet()).add(walker)
+        return walker
+
+    def recent(self, session_id: str, leaf_id: str, budget: float) -> tuple[Walker, bool, int]:
+        """Plan the longest suffix of a path that fits the budget, at least the newest message.
+
+        Rows count with all their slices and payloads inline; an overlay that lies inside the
+        window counts as the summary it renders. Cost: the rows of the window, once warm.
+
+        Returns: the walker over the window, whether something older was left out, and the bytes
+            of the whole path.
+        """
+        active = leaf_id == self.store.tail(session_id).leaf_id
+        totals = self.totals(session_id) if active else self._sum_path(session_id, leaf_id)
+        assert totals is not None
+        overlays = self.store.compactions(session_id)
+        hidden = {COMPACTION_PREFIX + c.id for c in overlays}
+        rows: list[PathRow] = []
+        visible = self._newest_rows(session_id, leaf_id, totals.length, hidden)
+        kept = recent_suffix(_sizes(visible, rows), budget)
+        whole = kept == len(rows) and next(visible, None) is None
+        del rows[kept:]
+        rows.reverse()
+        start = _overlaid_start(rows, overlays, budget)
+        whole = whole and start == 0
+        after = None if whole or not rows else rows[start].parent_id
+        truncated = after is not None and self.store.exists(session_id, after)
+        walker = ForwardWalker(self.store, session_id, [leaf_id], [after] if after else [])
+        return self.watch(session_id, walker), truncated, totals.content_bytes
+
+    def _newest_rows(
+        self, session_id: str, leaf_id: str, length: int, hidden: set[str]
+    ) -> Iterator[PathRow]:
+        at: str | None = leaf_id
+        step = 32
+        while at is not None and length > 0:
+            rows = self.store.sized_walk(session_id, at, min(step, length))
+            yield from (row for row in rows if row.id not in hidden)
+            length -= len(rows)
+            at = rows[-1].parent_id if rows else None
+            step = min(step * 2, STRETCH_ROWS)
+
+    async def order(self, session_id: str) -> RowOrder:
+        """Get the write order of a session's rows. Cost: one scan of its keys per activation."""
+        order = self._orders.pop(session_id, None) or RowOrder(self.store, session_id)
+        self._orders[session_id] = order
+        while len(self._orders) > _ORDERS_KEPT:
+            self._orders.pop(next(iter(self._orders))).close()
+        await order.build()
+        return order
+
+    def close(self) -> None:
+        """Let go of temporary files."""
+        for order in self._orders.values():
+            order.close()
+        self._orders.clear()
+
+    def problems(self) -> list[str]:
+        """Check parents, continuations, references, payloads, digests and the index."""
+        from .verify import problems
+
+        return problems(self)
+
+
+def _sizes(rows: Iterable[PathRow], taken: list[PathRow]) -> Iterator[int]:
+    """Give the sizes of rows, keeping the rows."""
+    for row in rows:
+        taken.append(row)
+        yield row.bytes
+
+
+def _overlaid_start(rows: Sequence[PathRow], overlays: Sequence[Compaction], budget: float) -> int:
+    """Find the first row of a window whose overlays, rendered, fit the budget as well."""
+    start = 0
+    while start < len(rows) - 1:
+        spans = plan_overlays({row.id: i for i, row in enumerate(rows[start:], start)}, overlays)
+        if not spans:
+            break
+        size = sum(len(dumps(overlay_message(span.compaction))) for span in spans)
+        covered = {i for span in spans for i in range(span.start, span.end + 1)}
+        size += sum(rows[i].bytes for i in range(start, len(rows)) if i not in covered)
+        while size > budget and start < spans[0].start:
+            size -= rows[start].bytes
+            start += 1
+        if size <= budget:
+            break
+        start = spans[0].start + 1  # without its first row the overlay no longer applies
+    return min(start, max(len(rows) - 1, 0))
+
+
+def as_sequence(messages: Iterable[Any], what: str) -> Sequence[Any]:
+    """Take any iterable of items but a string or an object.
+
+    Raises: TypeError saying what to pass.
+    """
+    if isinstance(messages, str | bytes | dict):
+        raise TypeError(f"{what}: give a list, not {type(messages).__name__}")
+    return list(messages)

@@ -1,0 +1,547 @@
+"""The handle of one session: the public operations, in process.
+
+Every method waits for the lifecycle to have started, checks its arguments before anything is
+written, and returns only once what it saw or wrote is durable. The same methods, remote, are
+those of the actor's handle.
+
+Source: specification, "Write messages" to "Compaction".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..limits import WINDOW_BYTES_MAX, WINDOW_ROWS_MAX
+from ..messages import SessionMessage
+from ..records import (
+    LEAF,
+    AppendResult,
+    ChangeEvent,
+    Compaction,
+    CompactResult,
+    HistoryRow,
+    Parent,
+    RecentHistory,
+    RowStat,
+    SearchResult,
+)
+from .engine import Engine, Prepared, as_sequence
+from .feed import ChangeFeed, mirror_listener
+from .index import parse
+from .paths import Cursor, Walker, open_walker
+from .rows import RowText
+from .sql import is_text
+
+if TYPE_CHECKING:
+    from .capability import Sessions
+
+CompactionFunction = Callable[
+    [list[SessionMessage]], Awaitable[CompactResult | None] | CompactResult | None
+]
+ImportItem = HistoryRow | Mapping[str, Any] | tuple[SessionMessage, str | None, float]
+
+
+class Session:
+    """One session of a conversation: a tree of messages with branches and overlays."""
+
+    def __init__(self, session_id: str, owner: Sessions) -> None:
+        """Made by `Sessions.session()` alone."""
+        self.session_id = session_id
+        self._owner = owner
+        self._compaction: CompactionFunction | None = None
+        self._threshold: float | None = None
+        self._compacting = asyncio.Lock()
+
+    async def _ready(self) -> Engine:
+        await self._owner.ready()
+        return self._owner.engine
+
+    @property
+    def _feed(self) -> ChangeFeed:
+        return self._owner.feed
+
+    def _emit(self, type: str, **payload: Any) -> None:
+        self._owner.emit(type, {"session_id": self.session_id, **payload})
+
+    # ------------------------------------------------------------------ writes
+
+    async def append_message(
+        self,
+        message: SessionMessage,
+        *,
+        parent_id: Parent = LEAF,
+        source: str = "server",
+    ) -> AppendResult:
+        """Append one message; a known id writes nothing and gives the stored message.
+
+        Args:
+            message: JSON object with a string `id` and `role` and a list `parts`.
+            parent_id: omitted, the active leaf; None, a new root; an id of this session, a
+                branch; anything else, a new root.
+            source: "client" strips reserved metadata keys.
+
+        Raises: ValueError naming an ill-formed field; TypeError for what JSON cannot hold;
+            QuotaExceededError. Nothing is written then.
+        Cost: one row written for a text of up to 1.5 MiB, one more per further slice.
+        """
+        (result,) = await self.append_messages([message], parent_id=parent_id, source=source)
+        return result
+
+    async def append_messages(
+        self,
+        messages: Iterable[SessionMessage],
+        *,
+        parent_id: Parent = LEAF,
+        source: str = "server",
+    ) -> list[AppendResult]:
+        """Append messages in one transaction, each under the one before: all or nothing.
+
+        `parent_id` places the first; see `append_message`.
+        """
+        engine, session_id = await self._ready(), self.session_id
+        items = as_sequence(messages, "messages")
+        prepared = [engine.prepare(message, source) for message in items]
+        parents: list[Parent] = [parent_id] + [LEAF] * (len(items) - 1)
+
+        def op() -> list[bool | None]:
+            outcomes: list[bool | None] = []
+            for new, parent in zip(prepared, parents, strict=False):
+                if engine.is_own_overlay(session_id, new.row.id):
+                    outcomes.append(None)
+                else:
+                    outcomes.append(engine.do_append(session_id, new, parent))
+            return outcomes
+
+        outcomes = await engine.storage.submit(op)
+        results, events = [], []
+        for given, new, parent, inserted in zip(items, prepared, parents, outcomes, strict=False):
+            if inserted is None:  # a client posts an overlay back: dropped without a word
+                results.append(AppendResult(False, given))
+                continue
+            message = new.message
+            if not inserted:
+                message = engine.message(session_id, new.row.id) or message
+            results.append(AppendResult(inserted, message))
+            events.append(
+                ChangeEvent(
+                    "append", session_id, message=message, parent_id=parent, inserted=inserted
+                )
+            )
+            if inserted:
+                self._emit(
+                    "session:message:appended",
+                    message_id=new.row.id,
+                    token_estimate=new.row.token_estimate,
+                )
+        await self._feed.publish(*events)
+        if any(outcomes):
+            await self._compact_if_due()
+        return results
+
+    async def update_message(
+        self, message: SessionMessage, *, source: str = "server"
+    ) -> SessionMessage | None:
+        """Replace a stored message; seq, parent and created_at stay.
+
+        Returns: the stored form; None when the id is not in this session. An unchanged message
+            writes nothing and dispatches no event.
+        """
+        engine, session_id = await self._ready(), self.session_id
+        new = engine.prepare(message, source)
+
+        def op() -> bool | None:
+            if engine.is_own_overlay(session_id, new.row.id):
+                return None
+            return engine.do_update(session_id, new)
+
+        changed = await engine.storage.submit(op)
+        if changed is None:
+            return None
+        if changed:
+            await self._updated(new)
+        return new.message
+
+    async def _updated(self, new: Prepared) -> None:
+        self._emit("session:message:updated", message_id=new.row.id)
+        await self._feed.publish(ChangeEvent("update", self.session_id, message=new.message))
+
+    async def upsert_message(
+        self,
+        message: SessionMessage,
+        *,
+        parent_id: Parent = LEAF,
+        source: str = "server",
+    ) -> AppendResult:
+        """Append a message, or replace the one stored under its id."""
+        engine, session_id = await self._ready(), self.session_id
+        new = engine.prepare(message, source)
+
+        def op() -> tuple[str, bool | None]:
+            if engine.is_own_overlay(session_id, new.row.id):
+                return "dropped", None
+            changed = engine.do_update(session_id, new)
+            if changed is None:
+                return "append", engine.do_append(session_id, new, parent_id)
+            return "update", changed
+
+        kind, changed = await engine.storage.submit(op)
+        if kind == "dropped":
+            return AppendResult(False, message)
+        if kind == "update":
+            if changed:
+                await self._updated(new)
+            return AppendResult(False, new.message)
+        self._emit(
+            "session:message:appended",
+            message_id=new.row.id,
+            token_estimate=new.row.token_estimate,
+        )
+        await self._feed.publish(
+            ChangeEvent(
+                "append", session_id, message=new.message, parent_id=parent_id, inserted=True
+            )
+        )
+        await self._compact_if_due()
+        return AppendResult(True, new.message)
+
+    async def delete_messages(self, message_ids: Iterable[str]) -> None:
+        """Delete messages; their children move to the nearest surviving ancestor.
+
+        Duplicates and unknown ids are ignored; one event carries the ids as given.
+        Cost: a row written per deleted row and moved child.
+        """
+        engine, session_id = await self._ready(), self.session_id
+        ids = as_sequence(message_ids, "message_ids")
+        await engine.storage.submit(lambda: engine.do_delete(session_id, ids))
+        if ids:
+            self._emit("session:messages:deleted", count=len(dict.fromkeys(ids)))
+        await self._feed.publish(ChangeEvent("delete", session_id, message_ids=tuple(ids)))
+
+    async def clear_messages(self) -> None:
+        """Delete this session's messages, overlays, attachments and index rows."""
+        engine, session_id = await self._ready(), self.session_id
+        await engine.storage.submit(lambda: engine.do_clear(session_id))
+        self._emit("session:cleared")
+        await self._feed.publish(ChangeEvent("clear", session_id))
+
+    async def import_message(
+        self, message: SessionMessage, *, parent_id: str | None, created_at: float
+    ) -> None:
+        """Write one historical message verbatim; a known id writes nothing.
+
+        Args:
+            parent_id: the parent's id, kept as given; None for a root.
+            created_at: milliseconds since the epoch.
+
+        Raises: ValueError naming the field, also when the message would be its own ancestor.
+        """
+        await self.import_messages([(message, parent_id, created_at)])
+
+    async def import_messages(self, items: Iterable[ImportItem]) -> int:
+        """Import messages in one transaction, all or nothing; returns how many were new.
+
+        Args:
+            items: `HistoryRow`s, objects with `message`, `parent_id` and `created_at`, or
+                tuples of the three.
+        """
+        engine, session_id = await self._ready(), self.session_id
+        wanted = []
+        for item in as_sequence(items, "items"):
+            message, given_parent, created_at = _import_fields(item)
+            parent_id = given_parent if given_parent != "" else None
+            new = engine.prepare_import(message, parent_id, created_at)
+            wanted.append((new, parent_id, created_at))
+
+        def op() -> list[bool]:
+            return [engine.do_import(session_id, *one) for one in wanted]
+
+        written = await engine.storage.submit(op)
+        await self._feed.publish(
+            *(
+                ChangeEvent("import", session_id, message=new.message, parent_id=parent_id)
+                for (new, parent_id, _), was_new in zip(wanted, written, strict=True)
+                if was_new
+            )
+        )
+        return sum(written)
+
+    # ------------------------------------------------------------------ reads
+
+    async def history(
+        self, *, leaf_id: str | None = None, newest_first: bool = False
+    ) -> AsyncIterator[SessionMessage]:
+        """Stream one path, overlays applied: root to leaf, or leaf to root.
+
+        An unknown leaf is an empty path. A consumer that stops leaves the rest unread.
+        Cost: memory for one window of at most 50 rows and 4 MiB.
+        """
+        walker = await self.open_history(leaf_id=leaf_id, newest_first=newest_first)
+        while texts := await self.next_window(walker):
+            for text in texts:
+                message = parse(text)
+                if message is not None:
+                    yield message
+
+    async def history_batches(
+        self,
+        *,
+        batch_size: float | None = WINDOW_ROWS_MAX,
+        max_batch_bytes: float | None = WINDOW_BYTES_MAX,
+        leaf_id: str | None = None,
+        newest_first: bool = False,
+    ) -> AsyncIterator[list[SessionMessage]]:
+        """Stream one path in batches, never empty, bounded by count and compact JSON bytes.
+
+        A message larger than `max_batch_bytes` stands alone.
+        """
+        walker = await self.open_history(leaf_id=leaf_id, newest_first=newest_first)
+        batch: list[SessionMessage] = []
+        batch_bytes = 0
+        size = max(1, int(WINDOW_ROWS_MAX if batch_size is None else batch_size))
+        limit = max(1, int(WINDOW_BYTES_MAX if max_batch_bytes is None else max_batch_bytes))
+        while texts := await self.next_window(walker):
+            for text in texts:
+                message = parse(text)
+                if message is None:
+                    continue
+                if batch and batch_bytes + len(text) > limit:
+                    yield batch
+                    batch, batch_bytes = [], 0
+                batch.append(message)
+                batch_bytes += len(text)
+                if len(batch) >= size or batch_bytes >= limit:
+                    yield batch
+                    batch, batch_bytes = [], 0
+        if batch:
+            yield batch
+
+    async def get_history(
+        self, *, leaf_id: str | None = None, newest_first: bool = False
+    ) -> list[SessionMessage]:
+        """Read a whole path. Prefer `history()`: this holds every message at once."""
+        stream = self.history(leaf_id=leaf_id, newest_first=newest_first)
+        return [message async for message in stream]
+
+    async def get_recent_history(
+        self, max_content_bytes: float, *, leaf_id: str | None = None
+    ) -> RecentHistory:
+        """Read the longest recent part of a path that fits a byte budget.
+
+        Always at least the newest message. Rows count with all their slices and the payloads
+        they point at, so the budget bounds the memory of what is returned.
+        """
+        walker, truncated, total = await self.open_recent(max_content_bytes, leaf_id=leaf_id)
+        messages: list[SessionMessage] = []
+        while texts := await self.next_window(walker):
+            messages += (m for text in texts if (m := parse(text)) is not None)
+        return RecentHistory(messages, truncated, total)
+
+    async def get_message(self, message_id: str) -> SessionMessage | None:
+        """Read one message; None when it is absent."""
+        engine = await self._ready()
+        message = engine.message(self.session_id, message_id)
+        await engine.storage.durable()
+        return message
+
+    async def get_latest_leaf(self) -> SessionMessage | None:
+        """Read the active leaf: the newest row, whatever its place in the tree."""
+        engine = await self._ready()
+        leaf_id = engine.latest_leaf_id(self.session_id)
+        message = None if leaf_id is None else engine.message(self.session_id, leaf_id)
+        await engine.storage.durable()
+        return message
+
+    async def get_branches(self, message_id: str) -> list[SessionMessage]:
+        """Read a message's children in the order they were written."""
+        engine = await self._ready()
+        ids = engine.branch_ids(self.session_id, message_id)
+        found = [engine.message(self.session_id, child) for child in ids]
+        await engine.storage.durable()
+        return [message for message in found if message is not None]
+
+    async def get_history_row_stats(self, leaf_id: str | None = None) -> list[RowStat]:
+        """List a path's rows with stored bytes and token estimates, without content."""
+        engine = await self._ready()
+        leaf = engine.resolve_leaf(self.session_id, leaf_id)
+        rows = [] if leaf is None else engine.path_rows(self.session_id, leaf)
+        await engine.storage.durable()
+        return [RowStat(row.id, row.role, row.bytes, row.token_estimate) for row in rows]
+
+    async def history_rows(self, *, after_seq: int = 0) -> AsyncIterator[HistoryRow]:
+        """Stream every stored row of the session, all branches, in the order of writing."""
+        place: int | None = after_seq
+        while place is not None:
+            rows, place = await self.rows_window(place, WINDOW_BYTES_MAX)
+            for row in rows:
+                message = parse(row.text)
+                if message is not None:
+                    yield HistoryRow(message, row.parent_id, row.created_at, row.seq)
+
+    async def search(self, query: str, *, limit: int | None = 20) -> list[SearchResult]:
+        """Find a phrase in the text parts of this session's messages, all branches.
+
+        The first search of an object builds the index; every write keeps it from then on.
+        """
+        if not isinstance(query, str):
+            raise TypeError(f"query: {type(query).__name__} is no string")
+        limit = 20 if limit is None else limit
+        if isinstance(limit, bool) or not isinstance(limit, int):
+            raise ValueError(f"limit: {limit!r} is no whole number")
+        engine = await self._ready()
+        results = await engine.index.search(self.session_id, query, limit)
+        await engine.storage.durable()
+        return results
+
+    # ------------------------------------------------------------------ windows, for the actor
+
+    async def open_history(
+        self,
+        *,
+        leaf_id: str | None = None,
+        newest_first: bool = False,
+        resume: Cursor | None = None,
+    ) -> Walker:
+        """Open a walker over a path; `resume` goes on where another one's cursor stood."""
+        engine = await self._ready()
+        walker = open_walker(
+            engine.store,
+            self.session_id,
+            leaf_id=leaf_id if leaf_id is None or is_text(leaf_id) else "\0",
+            newest_first=newest_first,
+            resume=resume,
+        )
+        return engine.watch(self.session_id, walker)
+
+    async def open_recent(
+        self, max_content_bytes: float, *, leaf_id: str | None = None
+    ) -> tuple[Walker, bool, int]:
+        """Open a walker over the recent window; see `get_recent_history`."""
+        engine = await self._ready()
+        leaf = engine.resolve_leaf(self.session_id, leaf_id)
+        if leaf is None:
+            return open_walker(engine.store, self.session_id, leaf_id="\0"), False, 0
+        return engine.recent(self.session_id, leaf, max_content_bytes)
+
+    async def next_window(
+        self,
+        walker: Walker,
+        *,
+        max_bytes: int = WINDOW_BYTES_MAX,
+        max_rows: int = WINDOW_ROWS_MAX,
+    ) -> list[bytes]:
+        """Read a walker's next messages as compact JSON; empty at the end."""
+        engine = await self._ready()
+        texts = walker.next_window(max_bytes, max_rows)
+        await engine.storage.durable()
+        return texts
+
+    async def rows_window(self, after_seq: int, max_bytes: int) -> tuple[list[RowText], int | None]:
+        """Read the rows written after a place, and where to go on; None at the end."""
+        engine = await self._ready()
+        order = await engine.order(self.session_id)
+        rows, place = order.text_window(after_seq, max_bytes)
+        await engine.storage.durable()
+        return rows, place
+
+    # ------------------------------------------------------------------ compaction
+
+    def on_compaction(self, function: CompactionFunction) -> Session:
+        """Register the function that `compact()` calls with the path to summarise."""
+        self._compaction = function
+        return self
+
+    def compact_after(self, tokens: float | None) -> Session:
+        """Compact after an append once the path's token estimate exceeds a threshold."""
+        self._threshold = tokens
+        return self
+
+    async def compact(self, leaf_id: str | None = None) -> CompactResult | None:
+        """Summarise a path with the registered function and store its overlay.
+
+        Returns: what was stored; None when there was nothing to compact, the result was refused
+            or the function raised, which is reported as `session:error`.
+        Raises: RuntimeError without a registered function.
+        """
+        engine, session_id = await self._ready(), self.session_id
+        if self._compaction is None:
+            raise RuntimeError("no compaction function: call on_compaction() first")
+        async with self._compacting:
+            leaf = engine.resolve_leaf(session_id, leaf_id)
+            messages = [] if leaf is None else await self.get_history(leaf_id=leaf)
+            try:
+                result = self._compaction(messages)
+                if inspect.isawaitable(result):
+                    result = await result
+                if leaf is None or result is None:
+                    return None
+                _check_compaction(result)
+            except Exception as error:
+                self._emit("session:error", error=f"compaction: {error}")
+                return None
+            stored = await engine.storage.submit(
+                lambda: engine.do_compact(session_id, leaf, result)
+            )
+            if stored is not None:
+                self._emit("session:compacted")
+                await self._feed.publish(ChangeEvent("compact", session_id))
+            return stored
+
+    async def _compact_if_due(self) -> None:
+        if self._threshold is None or self._compaction is None or self._compacting.locked():
+            return
+        try:
+            totals = self._owner.engine.totals(self.session_id)
+            if totals is not None and totals.overlaid_tokens > self._threshold:
+                await self.compact()
+        except Exception as error:
+            self._emit("session:error", error=f"automatic compaction: {error}")
+
+    async def add_compaction(
+        self, summary: str, from_message_id: str, to_message_id: str
+    ) -> Compaction:
+        """Store an overlay directly: reads of a path that holds the range show the summary."""
+        engine, session_id = await self._ready(), self.session_id
+        given = CompactResult(summary, from_message_id, to_message_id)
+        _check_compaction(given)
+        overlay = await engine.storage.submit(
+            lambda: engine.do_add_compaction(session_id, summary, from_message_id, to_message_id)
+        )
+        self._emit("session:compacted", compaction_id=overlay.id)
+        await self._feed.publish(ChangeEvent("compaction", session_id, compaction=overlay))
+        return overlay
+
+    async def get_compactions(self) -> list[Compaction]:
+        """List the session's overlays in the order of their records."""
+        engine = await self._ready()
+        overlays = engine.store.compactions(self.session_id)
+        await engine.storage.durable()
+        return overlays
+
+    def mirror(self, **options: Any) -> Callable[[], None]:
+        """Keep a transcript in memory in step with this session; returns how to stop.
+
+        Options: those of `mirror_listener`: get, set, transform, intercept, on_applied.
+        """
+        return self._feed.subscribe(mirror_listener(self.session_id, **options))
+
+
+def _import_fields(item: ImportItem) -> Sequence[Any]:
+    if isinstance(item, HistoryRow):
+        return item.message, item.parent_id, item.created_at
+    if isinstance(item, Mapping):
+        missing = {"message", "parent_id", "created_at"}.difference(item)
+        if missing:
+            raise ValueError(f"{min(missing)}: missing in an item to import")
+        return item["message"], item["parent_id"], item["created_at"]
+    if not isinstance(item, tuple | list) or len(item) != 3:
+        raise ValueError("items: each is a HistoryRow or (message, parent_id, created_at)")
+    return item
+
+
+def _check_compaction(result: CompactResult) -> None:
+    for field in ("summary", "from_message_id", "to_message_id"):
+        if not is_text(getattr(result, field, None)):
+            raise ValueError(f"{field}: not a string that UTF-8 can hold")

@@ -1,0 +1,491 @@
+"""Every statement over the message tables of one file.
+
+Rules: reads may run at any time and hold no cursor open; writes run inside an operation of the
+storage's group (`Storage.perform`), hold no await and decide nothing that the plan has decided.
+What is kept in memory (the tail of a session, the parents that no row has) is derived from rows,
+and forgotten whenever the storage rolls something back.
+
+It does not parse messages, dispatch events or plan paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ..attachments import Payload
+from ..overlays import COMPACTION_PREFIX
+from ..records import Compaction, iso_from_ms
+from ..storage import Storage
+from . import schema
+from .deletion import delete
+from .payloads import Payloads
+from .sql import Database, marks, windows
+
+
+class Tail(NamedTuple):
+    """Where the next append goes: the active leaf and the next `seq`."""
+
+    leaf_id: str | None
+    next_seq: int
+
+
+class PathRow(NamedTuple):
+    """One stored row of a path, without its content. `bytes`: all slices, and payloads inline."""
+
+    id: str
+    parent_id: str | None
+    seq: int
+    role: str
+    bytes: int
+    token_estimate: int
+
+
+class StoredRow(NamedTuple):
+    """What an update must know of the row it replaces."""
+
+    content_chunks: int
+    token_estimate: int
+    content_hash: str | None
+
+
+class NewRow(NamedTuple):
+    """A row to insert, decided to the last byte."""
+
+    id: str
+    role: str
+    slices: Sequence[str]
+    payloads: Mapping[str, Payload]
+    references: Sequence[str]
+    token_estimate: int
+    content_hash: str | None
+
+
+class StoredMessage(NamedTuple):
+    """One row as it is stored: every column and every slice."""
+
+    seq: int
+    id: str
+    parent_id: str | None
+    type: str
+    role: str
+    token_estimate: int
+    created_at: float
+    content_hash: str | None
+    slices: list[bytes]
+
+
+# One seek per row; nothing but small columns goes through the recursive queue. `octet_length`
+# reads the size from the record's header and leaves overflow pages alone.
+_WALK = f"""
+WITH RECURSIVE path(id, parent_id, depth) AS (
+  SELECT id, parent_id, 1 FROM {schema.MESSAGES} WHERE session_id = ?1 AND id = ?2
+  UNION ALL
+  SELECT m.id, m.parent_id, path.depth + 1 FROM path
+  JOIN {schema.MESSAGES} m ON m.session_id = ?1 AND m.id = path.parent_id
+  WHERE path.depth < ?3
+)
+SELECT id, parent_id FROM path"""
+
+_SIZED_WALK = f"""
+WITH RECURSIVE path(id, parent_id, seq, role, octets, chunks, tokens, depth) AS (
+  SELECT id, parent_id, seq, role, octet_length(content), content_chunks, token_estimate, 1
+  FROM {schema.MESSAGES} WHERE session_id = ?1 AND id = ?2
+  UNION ALL
+  SELECT m.id, m.parent_id, m.seq, m.role, octet_length(m.content), m.content_chunks,
+    m.token_estimate, path.depth + 1
+  FROM path JOIN {schema.MESSAGES} m ON m.session_id = ?1 AND m.id = path.parent_id
+  WHERE path.depth < ?3
+)
+SELECT id, parent_id, seq, role,
+  octets + CASE WHEN chunks = 0 THEN 0 ELSE COALESCE((
+    SELECT SUM(octet_length(c.content)) FROM {schema.CONTINUATIONS} c
+    WHERE c.session_id = ?1 AND c.id = path.id), 0) END,
+  tokens,
+  EXISTS (SELECT 1 FROM {schema.REFERENCES} r WHERE r.session_id = ?1 AND r.message_id = path.id)
+FROM path"""
+
+
+class Store:
+    """The rows of every session in one file."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self._db: Database = storage.connection
+        self.payloads = Payloads(self._db)
+        self._tails: dict[str, Tail] = {}
+        self._missing_parents: dict[str, set[str]] = {}
+        storage.on_rollback(self.forget)
+
+    def forget(self) -> None:
+        """Drop what is remembered of rows: something was rolled back."""
+        self._tails.clear()
+        self._missing_parents.clear()
+
+    # ------------------------------------------------------------------ single rows
+
+    def exists(self, session_id: str, message_id: str) -> bool:
+        """Tell whether the session holds the row. Cost: one row read."""
+        query = f"SELECT 1 FROM {schema.MESSAGES} WHERE session_id = ? AND id = ?"
+        return self._db.execute(query, (session_id, message_id)).fetchone() is not None
+
+    def stored_row(self, session_id: str, message_id: str) -> StoredRow | None:
+        """Read what an update needs, without content."""
+        row = self._db.execute(
+            f"SELECT content_chunks, token_estimate, content_hash FROM {schema.MESSAGES}"
+            " WHERE session_id = ? AND id = ?",
+            (session_id, message_id),
+        ).fetchone()
+        return None if row is None else StoredRow(*row)
+
+    def parent_of(self, session_id: str, message_id: str) -> str | None:
+        """Read the parent id of a row; None for a root and for an unknown id."""
+        row = self._db.execute(
+            f"SELECT parent_id FROM {schema.MESSAGES} WHERE session_id = ? AND id = ?",
+            (session_id, message_id),
+        ).fetchone()
+        return None if row is None else row[0]
+
+    def seq_of(self, session_id: str, message_id: str) -> int | None:
+        """Read the `seq` of a row; None for an unknown id."""
+        row = self._db.execute(
+            f"SELECT seq FROM {schema.MESSAGES} WHERE session_id = ? AND id = ?",
+            (session_id, message_id),
+        ).fetchone()
+        return None if row is None else row[0]
+
+    def text(self, session_id: str, message_id: str) -> bytes | None:
+        """Read the stored JSON of one message, all slices joined."""
+        texts = self.texts(session_id, [message_id])
+        return texts.get(message_id)
+
+    def texts(self, session_id: str, ids: Sequence[str]) -> dict[str, bytes]:
+        """Read the stored JSON of some messages. Cost: a row per message and per slice."""
+        found: dict[str, bytes] = {}
+        for window in windows(ids):
+            continued = []
+            for message_id, content, chunks in self._db.execute(
+                f"SELECT id, CAST(content AS BLOB), content_chunks FROM {schema.MESSAGES}"
+                f" WHERE session_id = ? AND id IN ({marks(len(window))})",
+                (session_id, *window),
+            ):
+                found[message_id] = content
+                if chunks:
+                    continued.append(message_id)
+            for message_id in continued:
+                rest = self._db.execute(
+                    f"SELECT CAST(content AS BLOB) FROM {schema.CONTINUATIONS}"
+                    " WHERE session_id = ? AND id = ? ORDER BY idx",
+                    (session_id, message_id),
+                ).fetchall()
+                found[message_id] = b"".join([found[message_id], *(row[0] for row in rest)])
+        return found
+
+    def tail(self, session_id: str) -> Tail:
+        """Find the active leaf and the next `seq`. Cost: once per activation, a scan by key."""
+        tail = self._tails.get(session_id)
+        if tail is None:
+            row = self._db.execute(
+                f"SELECT id, seq FROM {schema.MESSAGES} WHERE session_id = ?"
+                " ORDER BY seq DESC LIMIT 1",
+                (session_id,),
+            ).fetchone()
+            tail = Tail(None, 1) if row is None else Tail(row[0], row[1] + 1)
+            self._tails[session_id] = tail
+        return tail
+
+    def session_ids(self) -> list[str]:
+        """List the sessions that hold anything, in order. Cost: a key seek per session."""
+        found: set[str] = set()
+        for table in (schema.MESSAGES, schema.COMPACTIONS, schema.CONFIG):
+            query = f"SELECT MIN(session_id) FROM {table}"
+            (row,) = self._db.execute(query).fetchall()
+            while row[0] is not None:
+                found.add(row[0])
+                (row,) = self._db.execute(f"{query} WHERE session_id > ?", (row[0],)).fetchall()
+        return sorted(found)
+
+    def children(self, session_id: str, parent_id: str) -> list[str]:
+        """List a row's children in `seq` order. Cost: a scan of the session's keys."""
+        query = (
+            f"SELECT id FROM {schema.MESSAGES} WHERE session_id = ? AND parent_id = ?"
+            " ORDER BY seq, id"
+        )
+        return [row[0] for row in self._db.execute(query, (session_id, parent_id))]
+
+    def scan_keys(self, session_id: str, after_id: str, limit: int) -> list[tuple[int, str]]:
+        """List (seq, id) in the order of ids, past an id."""
+        found: list[tuple[int, str]] = self._db.execute(
+            f"SELECT seq, id FROM {schema.MESSAGES} WHERE session_id = ? AND id > ?"
+            " ORDER BY id LIMIT ?",
+            (session_id, after_id, limit),
+        ).fetchall()
+        return found
+
+    def stored_message(self, session_id: str, message_id: str) -> StoredMessage | None:
+        """Read one row with all its columns and slices."""
+        row = self._db.execute(
+            "SELECT seq, id, parent_id, type, role, token_estimate, created_at, content_hash,"
+            f" CAST(content AS BLOB), content_chunks FROM {schema.MESSAGES}"
+            " WHERE session_id = ? AND id = ?",
+            (session_id, message_id),
+        ).fetchone()
+        if row is None:
+            return None
+        slices = [row[8]]
+        if row[9]:
+            slices += [
+                found[0]
+                for found in self._db.execute(
+                    f"SELECT CAST(content AS BLOB) FROM {schema.CONTINUATIONS}"
+                    " WHERE session_id = ? AND id = ? ORDER BY idx",
+                    (session_id, message_id),
+                )
+            ]
+        seq, found_id, parent_id, kind, role, tokens, created_at, digest = row[:8]
+        return StoredMessage(
+            seq, found_id, parent_id, kind, role, tokens, created_at, digest, slices
+        )
+
+    # ------------------------------------------------------------------ paths
+
+    def walk(self, session_id: str, start_id: str, limit: int) -> list[tuple[str, str | None]]:
+        """Follow parents from a row, it included: at most `limit` (id, parent_id)."""
+        return list(self._db.execute(_WALK, (session_id, start_id, limit)))
+
+    def sized_walk(self, session_id: str, start_id: str, limit: int) -> list[PathRow]:
+        """Follow parents as `walk` does, with each row's role, bytes and token estimate."""
+        rows = []
+        for *row, held in self._db.execute(_SIZED_WALK, (session_id, start_id, limit)).fetchall():
+            if held:
+                text = self.text(session_id, row[0])
+                assert text is not None
+                row[4] += self.payloads.bytes_of(session_id, row[0], text)
+            rows.append(PathRow(*row))
+        return rows
+
+    # ------------------------------------------------------------------ writes
+
+    def insert(self, session_id: str, row: NewRow, parent_id: str | None, created_at: float) -> int:
+        """Insert one message at the tail; returns its `seq`.
+
+        Cost: a row per slice, payload chunk and reference.
+        """
+        seq = self.tail(session_id).next_seq
+        self._insert(session_id, row, seq, parent_id, created_at)
+        self._tails[session_id] = Tail(row.id, seq + 1)
+        missing = self._missing_parents.get(session_id)
+        if missing is not None:
+            missing.discard(row.id)
+        return seq
+
+    def lift(self, row: NewRow, seq: int, parent_id: str | None, created_at: float) -> None:
+        """Insert a message of the default session at its old place; what followed it follows."""
+        self._insert("", row, seq, parent_id, created_at)
+        self._db.execute(
+            f"UPDATE {schema.MESSAGES} SET parent_id = ? WHERE session_id = '' AND seq = ?"
+            " AND parent_id IS ?",
+            (row.id, seq + 1, parent_id),
+        )
+        self.forget()
+
+    def _insert(
+        self, session_id: str, row: NewRow, seq: int, parent_id: str | None, created_at: float
+    ) -> None:
+        for digest, payload in row.payloads.items():
+            self.payloads.put(digest, payload)
+        self._db.execute(
+            f"INSERT INTO {schema.MESSAGES} (session_id, id, seq, parent_id, role, content,"
+            " content_chunks, token_estimate, created_at, content_hash)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                session_id,
+                row.id,
+                seq,
+                parent_id,
+                row.role,
+                row.slices[0],
+                len(row.slices) - 1,
+                row.token_estimate,
+                created_at,
+                row.content_hash,
+            ),
+        )
+        if len(row.slices) > 1:
+            self._write_continuations(session_id, row)
+        for digest in row.references:
+            self.payloads.refer(session_id, row.id, digest)
+
+    def replace(self, session_id: str, row: NewRow, old_chunks: int) -> None:
+        """Replace a message's content; seq, parent and created_at stay."""
+        for digest, payload in row.payloads.items():
+            self.payloads.put(digest, payload)
+        self._db.execute(
+            f"UPDATE {schema.MESSAGES} SET role = ?, content = ?, content_chunks = ?,"
+            " token_estimate = ?, content_hash = ? WHERE session_id = ? AND id = ?",
+            (
+                row.role,
+                row.slices[0],
+                len(row.slices) - 1,
+                row.token_estimate,
+                row.content_hash,
+                session_id,
+                row.id,
+            ),
+        )
+        if old_chunks > len(row.slices) - 1:
+            self._db.execute(
+                f"DELETE FROM {schema.CONTINUATIONS} WHERE session_id = ? AND id = ? AND idx > ?",
+                (session_id, row.id, len(row.slices) - 1),
+            )
+        self._write_continuations(session_id, row)
+        self.payloads.replace_references(session_id, row.id, row.references)
+
+    def insert_stored(self, session_id: str, row: StoredMessage) -> None:
+        """Insert a row of another file as it was stored there."""
+        self._db.execute(
+            f"INSERT INTO {schema.MESSAGES} (session_id, id, seq, parent_id, type, role, content,"
+            " content_chunks, token_estimate, created_at, content_hash)"
+            " VALUES (?, ?, ?, ?, ?, ?, CAST(? AS TEXT), ?, ?, ?, ?)",
+            (
+                session_id,
+                row.id,
+                row.seq,
+                row.parent_id,
+                row.type,
+                row.role,
+                row.slices[0],
+                len(row.slices) - 1,
+                row.token_estimate,
+                row.created_at,
+                row.content_hash,
+            ),
+        )
+        for idx, piece in enumerate(row.slices[1:], 1):
+            self._db.execute(
+                f"INSERT INTO {schema.CONTINUATIONS} (session_id, id, idx, content)"
+                " VALUES (?, ?, ?, CAST(? AS TEXT))",
+                (session_id, row.id, idx, piece),
+            )
+
+    def stamp(self, session_id: str, message_id: str, content_hash: str) -> None:
+        """Stamp the digest on a row of a file that predates the column."""
+        self._db.execute(
+            f"UPDATE {schema.MESSAGES} SET content_hash = ? WHERE session_id = ? AND id = ?",
+            (content_hash, session_id, message_id),
+        )
+
+    def _write_continuations(self, session_id: str, row: NewRow) -> None:
+        for idx in range(1, len(row.slices)):
+            self._db.execute(
+                f"INSERT OR REPLACE INTO {schema.CONTINUATIONS} (session_id, id, idx, content)"
+                " VALUES (?, ?, ?, ?)",
+                (session_id, row.id, idx, row.slices[idx]),
+            )
+
+    def delete(self, session_id: str, ids: Iterable[str]) -> dict[str, str | None]:
+        """Delete rows; see `deletion.delete`."""
+        survivors = delete(self._db, self.payloads, session_id, ids)
+        tail = self._tails.get(session_id)
+        if tail is not None and tail.leaf_id in survivors:
+            del self._tails[session_id]
+        return survivors
+
+    def clear(self, session_id: str) -> None:
+        """Delete everything of one session but its configuration."""
+        query = f"SELECT DISTINCT hash FROM {schema.REFERENCES} WHERE session_id = ?"
+        orphans = [row[0] for row in self._db.execute(query, (session_id,))]
+        for table in (
+            schema.MESSAGES,
+            schema.CONTINUATIONS,
+            schema.COMPACTIONS,
+            schema.REFERENCES,
+        ):
+            self._db.execute(f"DELETE FROM {table} WHERE session_id = ?", (session_id,))
+        self.payloads.collect(orphans)
+        self._tails[session_id] = Tail(None, 1)
+        self._missing_parents.pop(session_id, None)
+
+    # ------------------------------------------------------------------ imports
+
+    def closes_cycle(self, session_id: str, message_id: str, parent_id: str | None) -> bool:
+        """Tell whether a new row under this parent would be its own ancestor.
+
+        That takes a row that already names the new id as its parent, so almost every call is a
+        look into a set. Cost: the first call scans the session's keys.
+        """
+        if parent_id == message_id:
+            return True
+        missing = self._missing_parents.get(session_id)
+        if missing is None:
+            missing = {
+                row[0]
+                for row in self._db.execute(
+                    f"SELECT DISTINCT m.parent_id FROM {schema.MESSAGES} m"
+                    " WHERE m.session_id = ?1 AND m.parent_id IS NOT NULL AND NOT EXISTS"
+                    f" (SELECT 1 FROM {schema.MESSAGES} p"
+                    "   WHERE p.session_id = ?1 AND p.id = m.parent_id)",
+                    (session_id,),
+                )
+            }
+            self._missing_parents[session_id] = missing
+        if message_id not in missing:
+            return False
+        seen: set[str] = set()
+        while parent_id is not None and parent_id not in seen:
+            seen.add(parent_id)
+            rows = self.walk(session_id, parent_id, 2000)
+            if not rows:
+                break
+            if any(row[1] == message_id for row in rows):
+                return True
+            parent_id = rows[-1][1]
+        return False
+
+    def note_parent(self, session_id: str, parent_id: str | None) -> None:
+        """Remember a parent that no row has yet."""
+        missing = self._missing_parents.get(session_id)
+        if missing is not None and parent_id is not None and not self.exists(session_id, parent_id):
+            missing.add(parent_id)
+
+    # ------------------------------------------------------------------ overlays
+
+    def compactions(self, session_id: str) -> list[Compaction]:
+        """List a session's overlays in the order of their records."""
+        return [
+            Compaction(row[0], row[1], row[2], row[3], iso_from_ms(row[4]))
+            for row in self._db.execute(
+                "SELECT id, summary, from_message_id, to_message_id, created_at"
+                f" FROM {schema.COMPACTIONS} WHERE session_id = ? ORDER BY seq, id",
+                (session_id,),
+            )
+        ]
+
+    def is_overlay(self, session_id: str, message_id: str) -> bool:
+        """Tell whether the id is that of an overlay this session renders itself."""
+        if not message_id.startswith(COMPACTION_PREFIX):
+            return False
+        query = f"SELECT 1 FROM {schema.COMPACTIONS} WHERE session_id = ? AND id = ?"
+        key = (session_id, message_id[len(COMPACTION_PREFIX) :])
+        return self._db.execute(query, key).fetchone() is not None
+
+    def insert_compaction(self, session_id: str, overlay: Compaction, created_at: int) -> None:
+        """Store one overlay. Cost: one row."""
+        self._db.execute(
+            f"INSERT INTO {schema.COMPACTIONS}"
+            " (session_id, id, seq, summary, from_message_id, to_message_id, created_at)"
+            f" VALUES (?1, ?2, (SELECT COALESCE(MAX(seq), 0) + 1 FROM {schema.COMPACTIONS}"
+            "   WHERE session_id = ?1), ?3, ?4, ?5, ?6)",
+            (
+                session_id,
+                overlay.id,
+                overlay.summary,
+                overlay.from_message_id,
+                overlay.to_message_id,
+                created_at,
+            ),
+        )
+
+
+Clock = Callable[[], int]
+"""Milliseconds since the epoch, as a row's `created_at` holds them."""
