@@ -19,6 +19,7 @@ One thread uses a gate. What it does not do: time out, retry, or run anything in
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import CoroutineType
@@ -66,7 +67,6 @@ _DISK_ERRORS = (
     apsw.ProtocolError,
 )
 _CORRUPT_ERRORS = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError)
-_HELD_ERRORS = (apsw.BusyError, apsw.LockedError)
 
 
 class Gate:
@@ -84,6 +84,7 @@ class Gate:
         self._slack_pages = QUOTA_SLACK_BYTES // self._page_bytes
         self._pages: int = db.pragma("page_count")
         db.pragma("max_page_count", max(self._page_limit, self._pages) + self._slack_pages)
+        self._identity = self._file_identity()
         self._open = False
         self._depth = 0
         self._op_reserved = False
@@ -222,6 +223,9 @@ class Gate:
         self._loop = None
         if not self._open:
             return
+        if self._file_identity() != self._identity:
+            # SQLite would go on writing to a file that no path leads to.
+            raise self._break("the file was removed or replaced")
         try:
             self._execute(_COMMIT)
         except apsw.Error as error:
@@ -265,7 +269,7 @@ class Gate:
                 # SQLite refuses to commit a transaction that met a damaged page, even by reading.
                 self._break(f"the file is damaged: {error}")
             return StorageCorruptError(self._path, str(error))
-        if isinstance(error, _HELD_ERRORS):
+        if isinstance(error, apsw.BusyError):
             return StorageError(self._path, f"another program holds it ({error}); close that one")
         if isinstance(error, apsw.ReadOnlyError):
             return StorageError(self._path, f"cannot be written ({error}); check its permissions")
@@ -380,6 +384,13 @@ class Gate:
 
     def _quota_error(self) -> QuotaExceededError:
         return QuotaExceededError(self.used_bytes, self._quota_bytes, self._path)
+
+    def _file_identity(self) -> tuple[int, int] | None:
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
 
     def _tell_rollback(self) -> None:
         for callback in self._on_rollback:

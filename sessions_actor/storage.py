@@ -15,7 +15,7 @@ from typing import Any, TypeVar, overload
 import apsw
 
 from .database_file import FileLock, connect, make_parent, prepare
-from .errors import SessionsActorError
+from .errors import SessionsActorError, StorageCorruptError
 from .gate import META_TABLE, Gate
 from .keyvalue import KeyValue
 from .limits import QUOTA_BYTES_DEFAULT
@@ -66,6 +66,7 @@ class Storage:
 
     `sql`, `kv` and `meta` are its three faces. Async methods wait until what they did or saw is
     durable; the others do not, and their caller waits with `durable()` before telling anyone.
+    `perform`, `submit`, `durable` and `reserve` are the gate's own methods.
 
     Args:
         path: the file; it and missing folders are made.
@@ -279,6 +280,7 @@ class Storage:
     @property
     def database_size(self) -> int:
         """Bytes of the database, free pages included, its log not."""
+        self._gate.check()
         pages: int = self._db.pragma("page_count")
         page_bytes: int = self._db.pragma("page_size")
         return pages * page_bytes
@@ -286,6 +288,7 @@ class Storage:
     @property
     def used_bytes(self) -> int:
         """Bytes of the pages in use: what deletes lower and the quota is about."""
+        self._gate.check()
         return self._gate.used_bytes
 
     def data_tables(self) -> tuple[str, ...]:
@@ -302,11 +305,23 @@ class Storage:
     def check(self) -> Sequence[str]:
         """Return what is wrong with the file, one line each; nothing when it is sound.
 
+        Commits what is open first, because a damaged page would take it along.
+        Raises: OutputGateBrokenError, RuntimeError inside an op.
         Cost: reads the whole file.
         """
-        damage = [row[0] for row in self.fetch("PRAGMA integrity_check") if row[0] != "ok"]
-        for table, rowid, parent, _ in self.fetch("PRAGMA foreign_key_check"):
-            damage.append(f"row {rowid} of {table} points at no row of {parent}")
+        self.flush()
+        damage: list[str] = []
+        try:
+            for (line,) in self._db.execute("PRAGMA integrity_check"):
+                if line != "ok":
+                    damage.append(line)
+            for table, rowid, parent, _ in self._db.execute("PRAGMA foreign_key_check"):
+                damage.append(f"row {rowid} of {table} points at no row of {parent}")
+        except apsw.Error as error:
+            seen = self.translate(error)
+            if not isinstance(seen, StorageCorruptError):
+                raise seen from error
+            damage.append(seen.check)
         return damage
 
     def close(self) -> None:
@@ -330,7 +345,9 @@ class Storage:
 
     def _close_connection(self) -> None:
         if self._gate.broken is None:
-            # Not needed for durability, and the next opener does it otherwise.
+            # Not needed for durability: a reader from outside may keep us from it, and then the
+            # next opener does it.
+            self._db.set_busy_timeout(0)
             with contextlib.suppress(apsw.Error):
                 self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         else:

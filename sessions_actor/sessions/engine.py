@@ -28,7 +28,7 @@ from ..storage import Storage
 from ..tokens import estimate_message, estimate_text
 from ..windows import recent_suffix
 from .index import Index, parse
-from .paths import STRETCH_ROWS, ForwardWalker, Walker, endpoints, survey
+from .paths import SURVEY_ROWS, ForwardWalker, Walker, endpoints, survey
 from .rows import RowOrder
 from .sql import is_text
 from .store import Clock, NewRow, PathRow, Store
@@ -379,7 +379,7 @@ class Engine:
         left = survey(self.store, session_id, leaf_id).length
         at: str | None = leaf_id
         while at is not None and left > 0:
-            stretch = self.store.sized_walk(session_id, at, min(STRETCH_ROWS, left))
+            stretch = self.store.sized_walk(session_id, at, min(SURVEY_ROWS, left))
             if not stretch:
                 break
             rows += stretch
@@ -417,7 +417,7 @@ class Engine:
         index = path.length
         pending: list[Span] = list(spans)
         while at is not None and index > 0:
-            rows = self.store.sized_walk(session_id, at, min(STRETCH_ROWS, index))
+            rows = self.store.sized_walk(session_id, at, min(SURVEY_ROWS, index))
             if not rows:
                 break
             for row in rows:
@@ -453,30 +453,36 @@ class Engine:
         assert totals is not None
         overlays = self.store.compactions(session_id)
         hidden = {COMPACTION_PREFIX + c.id for c in overlays}
-        rows: list[PathRow] = []
+        rows: list[tuple[int, PathRow]] = []
         visible = self._newest_rows(session_id, leaf_id, totals.length, hidden)
         kept = recent_suffix(_sizes(visible, rows), budget)
         whole = kept == len(rows) and next(visible, None) is None
-        del rows[kept:]
-        rows.reverse()
-        start = _overlaid_start(rows, overlays, budget)
-        whole = whole and start == 0
-        after = None if whole or not rows else rows[start].parent_id
+        window = [row for _, row in reversed(rows[:kept])]
+        start = _overlaid_start(window, overlays, budget)
+        after = None
+        if rows and (start or not whole):
+            after = window[start].parent_id
         truncated = after is not None and self.store.exists(session_id, after)
-        walker = ForwardWalker(self.store, session_id, [leaf_id], [after] if after else [])
+        depth = rows[kept - 1 - start][0] if rows else 0
+        walker = ForwardWalker(
+            self.store, session_id, [leaf_id], [after] if after else [], depth + 1
+        )
         return self.watch(session_id, walker), truncated, totals.content_bytes
 
     def _newest_rows(
         self, session_id: str, leaf_id: str, length: int, hidden: set[str]
-    ) -> Iterator[PathRow]:
+    ) -> Iterator[tuple[int, PathRow]]:
+        """Give a path's visible rows from the leaf on, with their depth."""
         at: str | None = leaf_id
-        step = 32
-        while at is not None and length > 0:
-            rows = self.store.sized_walk(session_id, at, min(step, length))
-            yield from (row for row in rows if row.id not in hidden)
-            length -= len(rows)
+        step, depth = 32, 0
+        while at is not None and depth < length:
+            rows = self.store.sized_walk(session_id, at, min(step, length - depth))
+            for row in rows:
+                if row.id not in hidden:
+                    yield depth, row
+                depth += 1
             at = rows[-1].parent_id if rows else None
-            step = min(step * 2, STRETCH_ROWS)
+            step = min(step * 2, SURVEY_ROWS)
 
     async def order(self, session_id: str) -> RowOrder:
         """Get the write order of a session's rows. Cost: one scan of its keys per activation."""
@@ -500,11 +506,11 @@ class Engine:
         return problems(self)
 
 
-def _sizes(rows: Iterable[PathRow], taken: list[PathRow]) -> Iterator[int]:
+def _sizes(rows: Iterable[tuple[int, PathRow]], taken: list[tuple[int, PathRow]]) -> Iterator[int]:
     """Give the sizes of rows, keeping the rows."""
-    for row in rows:
-        taken.append(row)
-        yield row.bytes
+    for item in rows:
+        taken.append(item)
+        yield item[1].bytes
 
 
 def _overlaid_start(rows: Sequence[PathRow], overlays: Sequence[Compaction], budget: float) -> int:

@@ -2,8 +2,8 @@
 
 A path is followed from its leaf by parent pointers, in steps of a bounded number of rows, so that
 no query stays open and no depth is too deep. Reading it from the root needs one pass without
-content that remembers every thousandth id; each stretch between two of those is walked again
-when its turn comes. Memory: one id per thousand messages, one stretch, one window.
+content that remembers every fiftieth id; each stretch between two of those is walked again, with
+its content, when its turn comes. Memory: one id per fifty messages, and one window.
 
 Walkers survive changes of the tree: a deletion tells them where their position has moved. They
 survive the process by `cursor()`, from which another one goes on.
@@ -13,6 +13,7 @@ A cycle, which only a damaged or foreign file can hold, ends the walk: each row 
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,10 @@ from ..overlays import COMPACTION_PREFIX, Span, overlay_message, plan_overlays
 from ..records import Compaction
 from .store import PathRow, Store
 
-STRETCH_ROWS = 1000
+STRETCH_ROWS = WINDOW_ROWS_MAX
+SURVEY_ROWS = 20 * STRETCH_ROWS
+# Texts up to here come along with the walk: a stretch of them is a window.
+_TEXT_BYTES = WINDOW_BYTES_MAX // WINDOW_ROWS_MAX
 _TRAIL_LENGTH = 8
 _FIRST_WINDOW_ROWS = 8
 
@@ -68,20 +72,24 @@ def survey(
     *,
     stops: Sequence[str] = (),
     wanted: set[str] | None = None,
+    limit: int = sys.maxsize,
 ) -> Survey:
     """Pass over a path, leaf to root, or to the first of `stops` (which it leaves out).
+
+    Args: `limit` bounds the rows, for a path whose length is known.
 
     Cost: a row read per message, no content.
     """
     found = Survey()
     stop_ids, wanted = set(stops), wanted or set()
     at: str | None = leaf_id
-    tortoise, turtle_at = "", 1
+    tortoise, turtle_at = "", SURVEY_ROWS
     while at is not None:
-        rows = store.walk(session_id, at, STRETCH_ROWS)
+        step = min(SURVEY_ROWS, limit - found.length)
+        rows = store.walk(session_id, at, step)
         if not rows:
             break
-        at = rows[-1][1] if len(rows) == STRETCH_ROWS else None
+        at = rows[-1][1] if len(rows) == step and found.length + step < limit else None
         if stop_ids:
             cut = next((i for i, row in enumerate(rows) if row[0] in stop_ids), None)
             if cut is not None:
@@ -96,9 +104,9 @@ def survey(
                     found.marks.setdefault(row[0], depth)
         if not found.checkpoints:
             found.leaf_trail = [row[0] for row in rows[:_TRAIL_LENGTH]]
-        found.checkpoints.append(rows[0][0])
+        found.checkpoints += (row[0] for row in rows[::STRETCH_ROWS])
         found.length += len(rows)
-        if len(found.checkpoints) == turtle_at:  # Brent: a marker that leaps ahead
+        if found.length >= turtle_at:  # Brent: a marker that leaps ahead
             tortoise, turtle_at = rows[-1][0], turtle_at * 2
     return found
 
@@ -140,12 +148,21 @@ class ForwardWalker:
     """Root to leaf, overlays applied."""
 
     def __init__(
-        self, store: Store, session_id: str, leaf_trail: Sequence[str], after: Sequence[str] = ()
+        self,
+        store: Store,
+        session_id: str,
+        leaf_trail: Sequence[str],
+        after: Sequence[str] = (),
+        limit: int = sys.maxsize,
     ) -> None:
-        """Read the path of the first id of `leaf_trail` that exists, below the nearest `after`."""
+        """Read the path of the first id of `leaf_trail` that exists, below the nearest `after`.
+
+        Args: `limit` is how many rows that is, where it is known.
+        """
         self._store, self._session_id = store, session_id
         self._leaf_trail = list(leaf_trail)
         self._trail: deque[str] = deque(after, maxlen=_TRAIL_LENGTH)
+        self._limit = limit
         self._surveyed: Survey | None = None
         self._spans: deque[Span] = deque()
         self._index = 0
@@ -203,7 +220,9 @@ class ForwardWalker:
             leaf_id,
             stops=list(self._trail),
             wanted=endpoints(compactions),
+            limit=self._limit,
         )
+        self._limit = sys.maxsize
         self._leaf_trail = self._surveyed.leaf_trail or [leaf_id]
         self._spans.extend(self._surveyed.spans(compactions))
         self._hidden = {COMPACTION_PREFIX + c.id for c in compactions}
@@ -221,7 +240,7 @@ class ForwardWalker:
             start = self._surveyed.checkpoints[self._stretch]
             depth = self._stretch * STRETCH_ROWS
             count = min(STRETCH_ROWS, self._surveyed.length - depth)
-            rows = self._store.sized_walk(self._session_id, start, count)
+            rows = self._store.sized_walk(self._session_id, start, count, _TEXT_BYTES)
             for row in reversed(rows):
                 self._take(row)
         return True
@@ -309,7 +328,7 @@ class BackwardWalker:
         limit = min(max_rows, WINDOW_ROWS_MAX, max(_FIRST_WINDOW_ROWS, self._taken))
         run: list[PathRow] = []
         size = 0
-        for row in self._store.sized_walk(self._session_id, self._next, limit):
+        for row in self._store.sized_walk(self._session_id, self._next, limit, _TEXT_BYTES):
             size += row.bytes
             if run and (row.id in self._ends or size > min(max_bytes, WINDOW_BYTES_MAX)):
                 break
@@ -376,16 +395,15 @@ def read_rows(
     store: Store, session_id: str, rows: Sequence[PathRow]
 ) -> list[tuple[PathRow, bytes | None]]:
     """Read the content of some rows, payloads inline, in their order."""
-    texts = store.texts(session_id, [row.id for row in rows])
-    return [
-        (
-            row,
-            None
-            if (text := texts.get(row.id)) is None
-            else store.payloads.inline(session_id, row.id, text),
-        )
-        for row in rows
-    ]
+    missing = [row.id for row in rows if row.text is None]
+    texts = store.texts(session_id, missing) if missing else {}
+    found: list[tuple[PathRow, bytes | None]] = []
+    for row in rows:
+        text = texts.get(row.id) if row.text is None else row.text
+        if text is not None:
+            text = store.payloads.inline(session_id, row.id, text)
+        found.append((row, text))
+    return found
 
 
 def open_walker(

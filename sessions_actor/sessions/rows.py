@@ -37,7 +37,9 @@ class RowOrder:
 
     def __init__(self, store: Store, session_id: str) -> None:
         self._store, self._session_id = store, session_id
-        self._scratch: Database = apsw.Connection("")  # a private temporary file, deleted when closed
+        self._scratch: Database = apsw.Connection(
+            ""
+        )  # a private temporary file, deleted when closed
         self._scratch.execute("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF")
         self._scratch.execute(
             "CREATE TABLE written (seq INTEGER, id TEXT, PRIMARY KEY (seq, id)) WITHOUT ROWID"

@@ -23,6 +23,10 @@ from .payloads import Payloads
 from .sql import Database, marks, windows
 
 
+Text = bytes
+"""A message's stored JSON, in UTF-8."""
+
+
 class Tail(NamedTuple):
     """Where the next append goes: the active leaf and the next `seq`."""
 
@@ -31,7 +35,10 @@ class Tail(NamedTuple):
 
 
 class PathRow(NamedTuple):
-    """One stored row of a path, without its content. `bytes`: all slices, and payloads inline."""
+    """One stored row of a path. `bytes`: all its slices, and its payloads inline.
+
+    `text` is its stored JSON where a walk brought it along, `held` whether payloads belong to it.
+    """
 
     id: str
     parent_id: str | None
@@ -39,6 +46,8 @@ class PathRow(NamedTuple):
     role: str
     bytes: int
     token_estimate: int
+    held: bool
+    text: Text | None
 
 
 class StoredRow(NamedTuple):
@@ -75,7 +84,7 @@ class StoredMessage(NamedTuple):
     slices: list[bytes]
 
 
-# One seek per row; nothing but small columns goes through the recursive queue. `octet_length`
+# One seek per row; nothing but small values goes through the recursive queue. `octet_length`
 # reads the size from the record's header and leaves overflow pages alone.
 _WALK = f"""
 WITH RECURSIVE path(id, parent_id, depth) AS (
@@ -88,12 +97,14 @@ WITH RECURSIVE path(id, parent_id, depth) AS (
 SELECT id, parent_id FROM path"""
 
 _SIZED_WALK = f"""
-WITH RECURSIVE path(id, parent_id, seq, role, octets, chunks, tokens, depth) AS (
-  SELECT id, parent_id, seq, role, octet_length(content), content_chunks, token_estimate, 1
+WITH RECURSIVE path(id, parent_id, seq, role, octets, chunks, tokens, text, depth) AS (
+  SELECT id, parent_id, seq, role, octet_length(content), content_chunks, token_estimate,
+    CASE WHEN octet_length(content) <= ?4 THEN CAST(content AS BLOB) END, 1
   FROM {schema.MESSAGES} WHERE session_id = ?1 AND id = ?2
   UNION ALL
   SELECT m.id, m.parent_id, m.seq, m.role, octet_length(m.content), m.content_chunks,
-    m.token_estimate, path.depth + 1
+    m.token_estimate,
+    CASE WHEN octet_length(m.content) <= ?4 THEN CAST(m.content AS BLOB) END, path.depth + 1
   FROM path JOIN {schema.MESSAGES} m ON m.session_id = ?1 AND m.id = path.parent_id
   WHERE path.depth < ?3
 )
@@ -102,7 +113,8 @@ SELECT id, parent_id, seq, role,
     SELECT SUM(octet_length(c.content)) FROM {schema.CONTINUATIONS} c
     WHERE c.session_id = ?1 AND c.id = path.id), 0) END,
   tokens,
-  EXISTS (SELECT 1 FROM {schema.REFERENCES} r WHERE r.session_id = ?1 AND r.message_id = path.id)
+  EXISTS (SELECT 1 FROM {schema.REFERENCES} r WHERE r.session_id = ?1 AND r.message_id = path.id),
+  CASE WHEN chunks = 0 THEN text END
 FROM path"""
 
 
@@ -253,15 +265,21 @@ class Store:
         """Follow parents from a row, it included: at most `limit` (id, parent_id)."""
         return list(self._db.execute(_WALK, (session_id, start_id, limit)))
 
-    def sized_walk(self, session_id: str, start_id: str, limit: int) -> list[PathRow]:
-        """Follow parents as `walk` does, with each row's role, bytes and token estimate."""
-        rows = []
-        for *row, held in self._db.execute(_SIZED_WALK, (session_id, start_id, limit)).fetchall():
-            if held:
-                text = self.text(session_id, row[0])
+    def sized_walk(
+        self, session_id: str, start_id: str, limit: int, text_bytes: int = -1
+    ) -> list[PathRow]:
+        """Follow parents as `walk` does, with each row's role, bytes and token estimate.
+
+        Args: texts of up to `text_bytes` in one slice come along.
+        """
+        found = self._db.execute(_SIZED_WALK, (session_id, start_id, limit, text_bytes))
+        rows = list(map(PathRow._make, found))
+        for place, row in enumerate(rows):
+            if row.held:
+                text = row.text or self.text(session_id, row.id)
                 assert text is not None
-                row[4] += self.payloads.bytes_of(session_id, row[0], text)
-            rows.append(PathRow(*row))
+                size = row.bytes + self.payloads.bytes_of(session_id, row.id, text)
+                rows[place] = row._replace(bytes=size)
         return rows
 
     # ------------------------------------------------------------------ writes

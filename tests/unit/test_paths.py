@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sessions_actor import DurableObject, Lifecycle, Sessions, open_object
 from sessions_actor.durable_object import ObjectState
-from sessions_actor.sessions.paths import STRETCH_ROWS
+from sessions_actor.sessions.paths import SURVEY_ROWS
 
 
 class Conversation(DurableObject):
@@ -149,7 +149,7 @@ def parse(data: bytes) -> dict:
 
 
 async def test_a_path_longer_than_many_stretches_reads_whole_both_ways(tmp_path):
-    count = 12 * STRETCH_ROWS + 7
+    count = 12 * SURVEY_ROWS + 7
     async with conversation(tmp_path / "a.sqlite") as alice:
         ids = [f"m{n}" for n in range(count)]
         for start in range(0, count, 1000):

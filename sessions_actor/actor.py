@@ -1,0 +1,439 @@
+"""The Ray actor that hosts one conversation at a time.
+
+An actor is a process kept warm: `activate` binds it to a conversation, `hibernate` lets go of it.
+Every call carries an epoch; one that is not the bound activation's is refused and does nothing.
+`ping` and `describe` answer from a thread of their own (the group CONTROL), so that a busy actor
+can be told from a frozen one.
+
+The class is plain; whoever creates it makes it an actor (see `actor_options`).
+"""
+
+import asyncio
+import importlib
+import os
+import pickle
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+from . import wire
+from .disk import disk_id, file_bytes, remove_file, root_here
+from .durable_object import DurableObject
+from .errors import StaleEpochError, StorageError
+from .hosted import Ended, Hosted, Remains
+from .open_object import Activation
+from .storage import Storage
+
+T = TypeVar("T")
+
+CONTROL: Final = "control"
+CALLS_MAX: Final = 10_000
+
+# Activations that ended and may still be asked for outcomes and changes.
+REMAINS_MAX: Final = 64
+
+
+def actor_options() -> dict[str, Any]:
+    """Return what `ray.remote` needs to make this class an actor."""
+    return {
+        "concurrency_groups": {CONTROL: 2},
+        "max_concurrency": CALLS_MAX,
+        "max_restarts": 0,
+        "max_task_retries": 0,
+    }
+
+
+class ActorState(StrEnum):
+    """What an actor is doing."""
+
+    IDLE = "idle"
+    STARTING = "starting"
+    HOSTING = "hosting"
+    RECEIVING = "receiving"
+    ENDING = "ending"
+
+
+class Binding(NamedTuple):
+    """What an actor is bound to; the epoch is 0 while it is idle."""
+
+    state: ActorState
+    name: str | None
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationSpec:
+    """All an actor needs to host a conversation; `file` is relative to the storage root."""
+
+    name: str
+    epoch: int
+    file: str
+    quota_bytes: int
+    object_class: str
+    max_pending_calls: int
+    follow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """An actor's place and state, as the router asks for it."""
+
+    node_id: str
+    actor_id: str
+    pid: int
+    disk_id: str
+    binding: Binding
+    file: str | None
+    file_bytes: int
+    last_active_at: int
+    idle_s: float
+
+
+class Refusal(NamedTuple):
+    """Why a conversation does not hibernate now: it was used so many seconds ago."""
+
+    idle_s: float
+
+
+@dataclass(slots=True)
+class Site:
+    """What a step of a migration works on, at the source or at the target.
+
+    `storage` is the open file; `host` the object at the source, None at a target that has not
+    started. `kept` holds what one step leaves for the next.
+    """
+
+    storage: Storage
+    host: DurableObject | None
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Close what steps kept, where it can be closed, and forget it."""
+        for thing in self.kept.values():
+            if callable(getattr(thing, "close", None)):
+                thing.close()
+        self.kept.clear()
+
+
+_IDLE = Binding(ActorState.IDLE, None, 0)
+
+
+class ConversationActor:
+    """Hosts one conversation at a time; see the module."""
+
+    def __init__(self, storage_root: str) -> None:
+        self._root: Path = root_here(storage_root)
+        self._binding = _IDLE
+        self._spec: ActivationSpec | None = None
+        self._hosted: Hosted | None = None
+        self._site: Site | None = None
+        self._remains: OrderedDict[tuple[str, int], Remains] = OrderedDict()
+        self._change = asyncio.Lock()
+        self._chores: set[asyncio.Task[None]] = set()
+
+    # ------------------------------------------------------------------------------- state
+
+    def ping(self) -> Binding:
+        """Say what the actor is bound to; runs in a thread of its own and waits for nothing."""
+        return self._binding
+
+    def describe(self) -> Description:
+        """Say where the actor is and how its conversation does; from the same thread as `ping`.
+
+        Raises: StorageError when this node's storage root cannot be used.
+        """
+        import ray
+
+        context = ray.get_runtime_context()
+        hosted, spec = self._hosted, self._spec
+        return Description(
+            node_id=context.get_node_id(),
+            actor_id=context.get_actor_id() or "",
+            pid=os.getpid(),
+            disk_id=disk_id(self._root),
+            binding=self._binding,
+            file=None if spec is None else spec.file,
+            file_bytes=0 if spec is None else file_bytes(self._root, spec.file) or 0,
+            last_active_at=0 if hosted is None else hosted.last_active_at,
+            idle_s=0.0 if hosted is None else hosted.idle_s,
+        )
+
+    # -------------------------------------------------------------------------- activation
+
+    async def activate(self, spec: ActivationSpec) -> None:
+        """Bind to a conversation and start it; binding again to the same activation is fine.
+
+        Raises: StaleEpochError when the file carries a later epoch; StorageError; what the hosted
+            class raised at its start, as RemoteCallError when it does not pickle.
+        """
+        async with self._change:
+            if self._hosted is not None and self._spec == spec:
+                return
+            self._require_idle()
+            await self._start(spec)
+
+    async def _start(self, spec: ActivationSpec) -> None:
+        self._bind(ActorState.STARTING, spec)
+        try:
+            activation = Activation(
+                load_class(spec.object_class),
+                name=spec.name,
+                path=self._root / spec.file,
+                quota_bytes=spec.quota_bytes,
+                epoch=spec.epoch,
+            )
+            await activation.start()
+            try:
+                self._hosted = Hosted(
+                    activation,
+                    name=spec.name,
+                    epoch=spec.epoch,
+                    max_pending_calls=spec.max_pending_calls,
+                    follow=spec.follow,
+                    on_lost=self._on_lost,
+                )
+            except BaseException:
+                await activation.close()
+                raise
+        except BaseException as error:
+            self._unbind()
+            if isinstance(error, Exception):
+                raise wire.load_error(wire.dump_error(error)) from None
+            raise
+        self._bind(ActorState.HOSTING, spec)
+
+    async def hibernate(
+        self, epoch: int, *, idle_s: float | None = None, resident_s: float | None = None,
+        patience_s: float = 0.0,
+    ) -> Ended | Refusal:  # fmt: skip
+        """Let go of the conversation and become idle.
+
+        Args:
+            idle_s: only when no call came for so long; None: in any case, see `Hosted.seal`.
+            resident_s: or when it is this old and others wait; see `Hosted.yield_if_idle`.
+
+        Returns: what the directory should know, or a refusal.
+        Raises: StaleEpochError when another activation is bound, or none.
+        """
+        async with self._change:
+            hosted = self._hosting(epoch)
+            if idle_s is None:
+                await hosted.seal(patience_s)
+            elif not await hosted.yield_if_idle(idle_s=idle_s, resident_s=resident_s):
+                return Refusal(hosted.idle_s)
+            return await self._end(hosted)
+
+    async def _end(self, hosted: Hosted) -> Ended:
+        assert self._spec is not None
+        self._bind(ActorState.ENDING, self._spec)
+        self._close_site()
+        self._remains[hosted.name, hosted.epoch] = hosted.remains
+        while len(self._remains) > REMAINS_MAX:
+            self._remains.popitem(last=False)
+        try:
+            return await hosted.end()
+        finally:
+            self._unbind()
+
+    def _on_lost(self) -> None:
+        """End an activation whose output gate broke: nothing more can be acknowledged."""
+
+        async def end(hosted: Hosted) -> None:
+            async with self._change:
+                if self._hosted is hosted:
+                    try:
+                        await self._end(hosted)
+                    except Exception:  # its callers were told why; there is nobody left to tell
+                        return
+
+        assert self._hosted is not None
+        self._start_chore(end(self._hosted))
+
+    def _start_chore(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)
+
+    def _bind(self, state: ActorState, spec: ActivationSpec) -> None:
+        self._spec = spec
+        self._binding = Binding(state, spec.name, spec.epoch)
+
+    def _close_site(self) -> None:
+        site, self._site = self._site, None
+        if site is not None:
+            site.close()
+
+    def _unbind(self) -> None:
+        self._close_site()
+        self._hosted = self._spec = None
+        self._binding = _IDLE
+
+    def _require_idle(self) -> None:
+        if self._binding.state is not ActorState.IDLE:
+            raise RuntimeError(f"the actor is bound to {self._binding.name!r}")
+
+    def _hosting(self, epoch: int) -> Hosted:
+        if self._hosted is None or self._hosted.epoch != epoch:
+            raise StaleEpochError(epoch, self._binding.epoch)
+        return self._hosted
+
+    # ------------------------------------------------------------------------------- calls
+
+    async def serve(self, frame: bytes) -> bytes:
+        """Carry out the parts of one frame; see `wire` and `Hosted.serve`."""
+        epoch, parts = wire.unpack_request(frame)
+        hosted = self._hosted
+        if hosted is None or hosted.epoch != epoch:
+            refusal = wire.dump_error(StaleEpochError(epoch, self._binding.epoch))
+            return wire.pack_reply([wire.Answer(wire.ERROR, refusal)] * len(parts))
+        return wire.pack_reply(await hosted.serve(epoch, parts))
+
+    async def collect(self, name: str, epoch: int, ticket: str, wait_s: float) -> bytes:
+        """Return the outcome of a call that took long, also after its activation ended."""
+        remains = self._remains_of(name, epoch)
+        answer = wire.Answer(wire.CUT, b"")
+        if remains is not None:
+            answer = await remains.collect(ticket, wait_s)
+        return wire.pack_reply([answer])
+
+    async def changes(self, name: str, epoch: int, place: int, wait_s: float) -> bytes:
+        """Return changes of an activation from a place on, waiting for the first.
+
+        Place 0 of an activation that was not recorded from its start has lost some.
+        """
+        remains = self._remains_of(name, epoch)
+        log = None if remains is None else remains.log
+        if log is None:
+            page = wire.FeedPage([], 0, ended=True, lost=True)
+        else:
+            page = await log.poll(place, wait_s)
+            if place == 0 and not log.complete:
+                page = wire.FeedPage(page.events, page.place, page.ended, lost=True)
+        return pickle.dumps(page, 5)
+
+    def _remains_of(self, name: str, epoch: int) -> Remains | None:
+        hosted = self._hosted
+        if hosted is not None and (hosted.name, hosted.epoch) == (name, epoch):
+            return hosted.remains
+        return self._remains.get((name, epoch))
+
+    # --------------------------------------------------------------------------- migration
+
+    async def seal(self, epoch: int, patience_s: float) -> None:
+        """Let callers of the source wait; returns when nothing is under way any more.
+
+        Raises: StaleEpochError.
+        """
+        async with self._change:
+            await self._hosting(epoch).seal(patience_s)
+
+    async def unseal(self, epoch: int) -> None:
+        """Serve again; nothing happens when another activation is bound."""
+        async with self._change:
+            if self._hosted is not None and self._hosted.epoch == epoch:
+                self._close_site()
+                self._hosted.unseal()
+
+    async def receive(self, spec: ActivationSpec) -> None:
+        """Open the file of a target, for steps to fill; nobody is served.
+
+        Raises: StorageError; RuntimeError when the actor is bound already.
+        """
+        async with self._change:
+            self._require_idle()
+            self._bind(ActorState.RECEIVING, spec)
+            try:
+                storage = Storage(self._root / spec.file, quota_bytes=spec.quota_bytes)
+            except BaseException:
+                self._unbind()
+                raise
+            self._site = Site(storage, None)
+
+    async def promote(self, epoch: int) -> None:
+        """Start the conversation that a target received; it serves from now on.
+
+        Raises: StaleEpochError when nothing was received under this epoch; as `activate`.
+        """
+        async with self._change:
+            site, spec = self._receiving(epoch)
+            self._close_site()
+            site.storage.close()
+            await self._start(spec)
+
+    async def discard(self, epoch: int) -> bool:
+        """Give up what a target received or started; returns whether its file is gone."""
+        async with self._change:
+            if self._binding.epoch != epoch or self._spec is None:
+                return True
+            file = self._spec.file
+            try:
+                if self._site is not None:
+                    self._site.storage.close()
+                if self._hosted is not None:
+                    await self._end(self._hosted)
+            except Exception:  # the file is thrown away: how it ended does not matter
+                pass
+            finally:
+                self._unbind()
+            return remove_file(self._root, file)
+
+    async def transfer(
+        self, epoch: int, step: Callable[..., Awaitable[T]], *args: Any
+    ) -> T:
+        """Run one step of a migration: `await step(site, *args)`.
+
+        At the source the site is kept while it serves; at the target since `receive`.
+        Args: `step` is a function of a module, which crosses by its name.
+        Raises: StaleEpochError; what the step raised.
+        """
+        if self._hosted is not None and self._hosted.epoch == epoch:
+            if self._site is None:
+                self._site = Site(self._hosted.storage, self._hosted.host)
+            return await step(self._site, *args)
+        site, _ = self._receiving(epoch)
+        return await step(site, *args)
+
+    def _receiving(self, epoch: int) -> tuple[Site, ActivationSpec]:
+        bound = self._binding
+        if bound.state is not ActorState.RECEIVING or bound.epoch != epoch:
+            raise StaleEpochError(epoch, bound.epoch)
+        assert self._site is not None
+        assert self._spec is not None
+        return self._site, self._spec
+
+    # ------------------------------------------------------------------------------ chores
+
+    async def remove_files(self, files: list[str]) -> list[str]:
+        """Remove files that no conversation needs; returns those that are gone."""
+        return [file for file in files if remove_file(self._root, file)]
+
+    async def file_bytes(self, file: str) -> int | None:
+        """Return a file's size on this node's disk; None when it is not there."""
+        return file_bytes(self._root, file)
+
+
+def load_class(reference: str) -> type[DurableObject]:
+    """Import the class that `module:Class` names.
+
+    Raises: ImportError, AttributeError naming what is missing; TypeError for another thing.
+    """
+    module, _, path = reference.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    if not (isinstance(found, type) and issubclass(found, DurableObject)):
+        raise TypeError(f"object_class {reference!r} is no class derived from DurableObject")
+    return found
+
+
+def check_writable(root: Path) -> None:
+    """Make sure that a storage root can be used, before anything relies on it.
+
+    Raises: StorageError.
+    """
+    disk_id(root)
+    if not os.access(root, os.W_OK | os.X_OK):
+        raise StorageError(str(root), "permission denied; set storage_root to a folder of yours")

@@ -1,0 +1,286 @@
+"""The way from one event loop to one conversation: finds its owner, gathers, retries.
+
+Rules:
+- What is asked while a frame is under way travels together as the next one, in order, each part
+  with its own outcome. Calls that may take long travel alone and hold up nobody.
+- The owner's address is kept until it proves wrong; only then is the resolver asked.
+- A call ends with its result, with an error of its own, or, after `call_timeout_s` without reaching
+  an owner, with TimeoutError. A call that an owner is working on may take its time.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol
+
+from . import wire
+from .errors import MigratingError
+from .limits import MIB
+from .retry import CutShortError, Tries, Verdict, judge
+from .wire import Answer, Part
+
+FRAME_PARTS_MAX: Final = 256
+FRAME_BYTES_MAX: Final = 4 * MIB
+
+# An owner that has not answered for so long is asked after.
+SUSPECT_AFTER_S: Final = 3.0
+COLLECT_WAIT_S: Final = 2.0
+
+assert COLLECT_WAIT_S < SUSPECT_AFTER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a conversation is served: an actor and the epoch of its activation."""
+
+    name: str
+    epoch: int
+    actor: Any
+
+
+class Succession(NamedTuple):
+    """A later activation of a conversation; `next` says that none came in between."""
+
+    address: Address
+    next: bool
+
+
+class Resolver(Protocol):
+    """Finds owners; picklable, so that handles are."""
+
+    @property
+    def call_timeout_s(self) -> float:
+        """How long a call is retried."""
+
+    async def resolve(self, name: str, failed: Address | None) -> Address:
+        """Return the conversation's owner, activating it if need be.
+
+        Args: `failed` is an address that did not work: it is verified before it is given again.
+        """
+
+    async def succession(self, name: str, epoch: int, wait_s: float) -> Succession | None:
+        """Wait for an activation after an epoch without causing one; None when none came."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    part: Part
+    deadline: float
+    repeatable: bool
+    future: asyncio.Future[bytes]
+    tries: Tries = field(default_factory=Tries)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class Channel:
+    """Calls from one event loop to one conversation."""
+
+    def __init__(self, name: str, resolver: Resolver) -> None:
+        self.name = name
+        self.resolver = resolver
+        self._loop = asyncio.get_running_loop()
+        self._address: Address | None = None
+        self._failed: Address | None = None
+        self._locating = asyncio.Lock()
+        self._queue: deque[_Call] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sending = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether calls wait or are under way."""
+        return bool(self._queue or self._tasks)
+
+    async def call(self, session_id: str, method: str, args: bytes) -> bytes:
+        """Make one call; returns what `wire.load_result` reads.
+
+        Raises: what the conversation raised; RoutingError, StorageError from the resolver;
+            TimeoutError when no owner was reached in time.
+        """
+        known = wire.METHODS[method]
+        call = self._new(Part(session_id, method, args), known.repeatable)
+        if known.alone:
+            await self._deliver([call])
+        else:
+            self._enqueue(call)
+        return await call.future
+
+    def start(self, session_id: str, method: str, args: bytes) -> asyncio.Future[bytes]:
+        """Queue one call that travels with others; returns its outcome to come."""
+        call = self._new(Part(session_id, method, args), wire.METHODS[method].repeatable)
+        self._enqueue(call)
+        return call.future
+
+    def _new(self, part: Part, repeatable: bool) -> _Call:
+        deadline = self._loop.time() + self.resolver.call_timeout_s
+        return _Call(part, deadline, repeatable, self._loop.create_future())
+
+    # ------------------------------------------------------------------------------ sending
+
+    def _enqueue(self, call: _Call) -> None:
+        self._queue.append(call)
+        if not self._sending:
+            self._sending = True
+            self._spawn(self._send())
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[None] = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send(self) -> None:
+        try:
+            while self._queue:
+                await self._deliver(self._take())
+        finally:
+            self._sending = False
+
+    def _take(self) -> list[_Call]:
+        """Take what travels together as the next frame."""
+        calls: list[_Call] = []
+        size = 0
+        while self._queue and len(calls) < FRAME_PARTS_MAX:
+            size += len(self._queue[0].part.args)
+            if calls and size > FRAME_BYTES_MAX:
+                break
+            calls.append(self._queue.popleft())
+        return calls
+
+    async def _deliver(self, calls: Sequence[_Call]) -> None:
+        """Send a frame until every call in it has an outcome or a ticket."""
+        while True:
+            calls = [call for call in calls if not call.future.done()]
+            if not calls:
+                return
+            try:
+                address = await self._locate(min(call.deadline for call in calls))
+            except Exception as error:
+                now = self._loop.time()
+                for call in calls:
+                    if not isinstance(error, TimeoutError) or call.deadline <= now:
+                        call.fail(error)
+                continue
+            try:
+                deadline = max(call.deadline for call in calls)
+                frame = wire.pack_request(address.epoch, [call.part for call in calls])
+                reply = await self._reply(address, address.actor.serve.remote(frame), deadline)
+                answers = wire.unpack_reply(reply)
+            except Exception as error:
+                calls = [call for call in calls if self._again(call, address, error)]
+            else:
+                calls = [
+                    call
+                    for call, answer in zip(calls, answers, strict=True)
+                    if self._settle(call, address, answer)
+                ]
+            if calls:
+                await asyncio.sleep(max(call.tries.wait_s() for call in calls))
+
+    def _settle(self, call: _Call, address: Address, answer: Answer) -> bool:
+        """Give a call its outcome; says whether it is to be made again instead."""
+        if answer.tag == wire.OK:
+            if not call.future.done():
+                call.future.set_result(answer.data)
+            return False
+        if answer.tag == wire.WAITING:
+            self._spawn(self._collect(call, address, answer.data.decode()))
+            return False
+        error = CutShortError() if answer.tag == wire.CUT else wire.load_error(answer.data)
+        return self._again(call, address, error)
+
+    def _again(self, call: _Call, address: Address, error: Exception) -> bool:
+        """Note a failed try; says whether there is another, and fails the call if not."""
+        verdict = judge(error)
+        if verdict is not Verdict.RAISE:
+            self._drop(address)
+        if not call.tries.failed(error, repeatable=call.repeatable):
+            if isinstance(error, CutShortError):
+                error = MigratingError(self.name, 0.0)
+            call.fail(error)
+            return False
+        if self._loop.time() >= call.deadline:
+            call.fail(self._timeout(error))
+            return False
+        if verdict is Verdict.LOST:
+            call.part = call.part._replace(again=True)
+        return True
+
+    async def _collect(self, call: _Call, address: Address, ticket: str) -> None:
+        """Fetch the outcome of a call that takes long; send it again if that fails."""
+        while not call.future.done():
+            asked = address.actor.collect.remote(
+                self.name, address.epoch, ticket, COLLECT_WAIT_S
+            )
+            try:
+                (answer,) = wire.unpack_reply(await self._reply(address, asked, None))
+            except Exception as error:
+                again = self._again(call, address, error)
+            else:
+                if answer.tag == wire.WAITING:
+                    continue
+                again = self._settle(call, address, answer)
+            if again:
+                call.deadline = self._loop.time() + self.resolver.call_timeout_s
+                await self._deliver([call])
+            return
+
+    # ----------------------------------------------------------------------------- reaching
+
+    async def locate(self) -> Address:
+        """Return the owner's address, asking for it when none is known."""
+        return await self._locate(self._loop.time() + self.resolver.call_timeout_s)
+
+    async def _locate(self, deadline: float) -> Address:
+        if self._address is not None:
+            return self._address
+        async with self._locating:
+            if self._address is None:
+                self._address = await self._resolve(self._failed, deadline)
+            return self._address
+
+    async def _resolve(self, failed: Address | None, deadline: float) -> Address:
+        left = deadline - self._loop.time()
+        try:
+            return await asyncio.wait_for(self.resolver.resolve(self.name, failed), left)
+        except TimeoutError as error:
+            raise self._timeout(error) from error
+
+    def _drop(self, address: Address) -> None:
+        if self._address is None or self._address.epoch == address.epoch:
+            self._address, self._failed = None, address
+
+    async def _reply(self, address: Address, asked: Any, deadline: float | None) -> bytes:
+        """Wait for an answer, asking after an owner who is silent.
+
+        Raises: CutShortError when another owner took over; TimeoutError past the deadline.
+        """
+        reply: asyncio.Future[bytes] = asyncio.ensure_future(asked)
+        try:
+            while True:
+                wait_s = SUSPECT_AFTER_S
+                if deadline is not None:
+                    wait_s = min(wait_s, max(0.0, deadline - self._loop.time()))
+                await asyncio.wait((reply,), timeout=wait_s)
+                if reply.done():
+                    return reply.result()
+                if deadline is not None and self._loop.time() >= deadline:
+                    raise self._timeout(None)
+                until = self._loop.time() + self.resolver.call_timeout_s
+                owner = await self._resolve(address, until if deadline is None else deadline)
+                if owner.epoch != address.epoch:
+                    self._drop(address)
+                    self._address = owner
+                    raise CutShortError
+        finally:
+            reply.cancel()
+
+    def _timeout(self, cause: BaseException | None) -> TimeoutError:
+        known = f" ({cause})" if cause is not None and str(cause) else ""
+        return TimeoutError(
+            f"conversation {self.name!r} did not answer within"
+            f" {self.resolver.call_timeout_s:g} s{known}"
+        )

@@ -1,0 +1,70 @@
+"""The disk that holds conversations' files: its identity, and chores that need no database.
+
+A storage root carries a file with an id made on first use. Nodes that mount the same disk find the
+same id, whatever Ray calls them today.
+"""
+
+import contextlib
+import os
+import uuid
+from pathlib import Path
+
+from .database_file import make_parent, remove_database
+from .errors import StorageError
+
+DISK_ID_FILE = "disk-id"
+
+# Set on a node whose disk is mounted elsewhere than the deployment's settings say.
+NODE_ROOT_VARIABLE = "SESSIONS_ACTOR_NODE_STORAGE_ROOT"
+
+
+def root_here(storage_root: str) -> Path:
+    """Return where this node keeps files: the deployment's root unless the node says otherwise."""
+    return Path(os.environ.get(NODE_ROOT_VARIABLE) or storage_root)
+
+
+def disk_id(root: Path) -> str:
+    """Return the id of the disk under a storage root, making root and id on first use.
+
+    Raises: StorageError when the root cannot be made or written.
+    """
+    file = root / DISK_ID_FILE
+    make_parent(str(file))
+    try:
+        if not file.exists():
+            _write_once(file, uuid.uuid4().hex)
+        return file.read_text().strip()
+    except OSError as error:
+        reason = f"{error.strerror}; check the folder's owner and mode, or set storage_root"
+        raise StorageError(str(root), reason) from error
+
+
+def _write_once(file: Path, text: str) -> None:
+    """Write a file unless another process is first; a crash leaves none or a whole one."""
+    draft = file.with_name(f"{file.name}.{os.getpid()}")
+    draft.write_text(text)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, file)
+    finally:
+        draft.unlink()
+
+
+def remove_file(root: Path, file: str) -> bool:
+    """Remove a conversation's file, durably; False while something has it open."""
+    try:
+        remove_database(root / file)
+    except StorageError:
+        return False
+    return True
+
+
+def file_bytes(root: Path, file: str) -> int | None:
+    """Return a file's size with its log; None when it is not there."""
+    try:
+        size = (root / file).stat().st_size
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        size += (root / f"{file}-wal").stat().st_size
+    return size
