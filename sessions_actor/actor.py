@@ -380,9 +380,7 @@ class ConversationActor:
                 self._unbind()
             return remove_file(self._root, file)
 
-    async def transfer(
-        self, epoch: int, step: Callable[..., Awaitable[T]], *args: Any
-    ) -> T:
+    async def transfer(self, epoch: int, step: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Run one step of a migration: `await step(site, *args)`.
 
         At the source the site is kept while it serves; at the target since `receive`.

@@ -202,6 +202,9 @@ class Channel:
                 error = MigratingError(self.name, 0.0)
             call.fail(error)
             return False
+        if isinstance(error, MigratingError):
+            # An owner was reached; how long it moves depends on its size.
+            call.deadline = self._loop.time() + self.resolver.call_timeout_s
         if self._loop.time() >= call.deadline:
             call.fail(self._timeout(error))
             return False
@@ -212,9 +215,7 @@ class Channel:
     async def _collect(self, call: _Call, address: Address, ticket: str) -> None:
         """Fetch the outcome of a call that takes long; send it again if that fails."""
         while not call.future.done():
-            asked = address.actor.collect.remote(
-                self.name, address.epoch, ticket, COLLECT_WAIT_S
-            )
+            asked = address.actor.collect.remote(self.name, address.epoch, ticket, COLLECT_WAIT_S)
             try:
                 (answer,) = wire.unpack_reply(await self._reply(address, asked, None))
             except Exception as error:

@@ -5,6 +5,7 @@ same id, whatever Ray calls them today.
 """
 
 import contextlib
+import hashlib
 import os
 import uuid
 from pathlib import Path
@@ -14,13 +15,20 @@ from .errors import StorageError
 
 DISK_ID_FILE = "disk-id"
 
-# Set on a node whose disk is mounted elsewhere than the deployment's settings say.
+# Set on a node that keeps files elsewhere than the deployment's settings say.
 NODE_ROOT_VARIABLE = "SESSIONS_ACTOR_NODE_STORAGE_ROOT"
 
 
 def root_here(storage_root: str) -> Path:
-    """Return where this node keeps files: the deployment's root unless the node says otherwise."""
-    return Path(os.environ.get(NODE_ROOT_VARIABLE) or storage_root)
+    """Return where this node keeps a deployment's files.
+
+    The deployment's storage root, unless the node says otherwise: then a folder below that, one
+    for each root, so that several deployments may share a node.
+    """
+    own = os.environ.get(NODE_ROOT_VARIABLE)
+    if not own:
+        return Path(storage_root)
+    return Path(own) / hashlib.sha256(storage_root.encode()).hexdigest()[:16]
 
 
 def disk_id(root: Path) -> str:

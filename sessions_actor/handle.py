@@ -44,6 +44,8 @@ from .records import (
 )
 from .wire import LoadedWindow
 
+_NO_ARGS = wire.dump_args([], {}, [])
+
 ImportItem = HistoryRow | Mapping[str, Any] | tuple[SessionMessage, str | None, float]
 
 
@@ -77,6 +79,18 @@ class ConversationHandle:
         """
         data = wire.dump_call(method, args, kwargs)
         return await self.request("", wire.CALL, data)
+
+    async def session_ids(self) -> list[str]:
+        """List the sessions that hold anything."""
+        return cast(list[str], await self.request("", wire.LIST_SESSIONS, _NO_ARGS))
+
+    async def verify(self) -> list[str]:
+        """List what is wrong with the file: SQLite's own checks, parents, references, index.
+
+        Returns: a line for each; nothing for a sound conversation.
+        Cost: reads everything once, and other calls wait meanwhile.
+        """
+        return cast(list[str], await self.request("", wire.VERIFY, _NO_ARGS))
 
     def changes(self) -> ChangeStream:
         """Follow every acknowledged write of every session from now on; see `ChangeStream`.
@@ -199,7 +213,23 @@ class SessionHandle:
         rows = [_imported(item) for item in _listed(items, "items")]
         return cast(int, await self._ask("import_messages", "items", rows))
 
+    async def import_compactions(self, overlays: Iterable[Compaction]) -> int:
+        """Store overlays with their ids and times; known ids are left alone."""
+        rows = [
+            [o.id, o.summary, o.from_message_id, o.to_message_id, o.created_at]
+            for o in _listed(overlays, "overlays")
+        ]
+        return cast(int, await self._ask("import_compactions", "overlays", rows))
+
+    async def import_config(self, entries: Mapping[str, str]) -> int:
+        """Store entries of the session's configuration; returns how many were new."""
+        return cast(int, await self._ask("import_config", "entries", dict(entries)))
+
     # --------------------------------------------------------------------------------- reads
+
+    async def get_config(self) -> dict[str, str]:
+        """Read the session's configuration."""
+        return cast("dict[str, str]", await self._ask("get_config", ""))
 
     async def history(
         self, *, leaf_id: str | None = None, newest_first: bool = False
@@ -268,7 +298,7 @@ class SessionHandle:
             if window.facts is not None:
                 truncated, total = window.facts
             messages += (message for message in decode(window) if is_message(message))
-        return RecentHistory(cast("list[dict[str, Any]]", messages), truncated, total)
+        return RecentHistory(messages, truncated, total)
 
     async def history_rows(self, *, after_seq: int = 0) -> AsyncIterator[HistoryRow]:
         """Stream every stored row of the session, all branches, in the order of writing."""
@@ -308,9 +338,7 @@ class SessionHandle:
 
     async def search(self, query: str, *, limit: int | None = 20) -> list[SearchResult]:
         """Find a phrase in the text parts of this session's messages, all branches."""
-        return cast(
-            list[SearchResult], await self._ask("search", "query", query, limit=limit)
-        )
+        return cast(list[SearchResult], await self._ask("search", "query", query, limit=limit))
 
     # ---------------------------------------------------------------------------- compaction
 

@@ -27,7 +27,7 @@ from .durable_object import DurableObject
 from .errors import MigratingError, OverloadedError, RoutingError, StaleEpochError
 from .limits import WINDOW_BYTES_MAX, WINDOW_ROWS_MAX
 from .open_object import Activation
-from .records import ChangeEvent
+from .records import ChangeEvent, Compaction
 from .sessions import Session, Sessions
 from .wire import Answer, Part, Window, WindowRequest
 
@@ -261,17 +261,31 @@ class Hosted:
         if part.method == wire.CALL:
             return wire.dump_result(method.result, await self._call(part.args))
         args, kwargs = wire.load_args(part.args)
-        if part.method == wire.FOLLOW_CHANGES:
-            return wire.dump_result(method.result, self._follow())
+        own = _OWN_METHODS.get(part.method)
+        if own is not None:
+            return wire.dump_result(method.result, await own(self))
         session = self._sessions.session(part.session_id)
         if part.method == wire.READ_WINDOW:
-            return wire.dump_window(await self._window(session, WindowRequest(*args)))
+            return wire.dump_window(await self._window(session, WindowRequest(*args[0])))
         if part.again and part.method == "add_compaction":
             stored = await session.get_compactions()
             if stored and [getattr(stored[-1], name) for name in _OVERLAY_FIELDS] == args:
                 return wire.dump_result(method.result, stored[-1])
+        if part.method == "import_compactions":
+            args[0] = [Compaction(*fields) for fields in args[0]]
         result = await getattr(session, part.method)(*args, **kwargs)
         return wire.dump_result(method.result, result, args[0] if args else None)
+
+    async def _session_ids(self) -> list[str]:
+        ids = self._sessions.engine.store.session_ids()
+        await self.storage.durable()
+        return ids
+
+    async def _verify(self) -> list[str]:
+        """List what is wrong with the file, as SQLite and as conversation. Cost: reads it all."""
+        found = [*self.storage.check(), *self._sessions.engine.problems()]
+        await self.storage.durable()
+        return found
 
     async def _call(self, data: bytes) -> Any:
         """Call a public async method of the hosted class."""
@@ -324,7 +338,7 @@ class Hosted:
 
     # ------------------------------------------------------------------------- change feed
 
-    def _follow(self) -> list[int]:
+    async def _follow(self) -> list[int]:
         """Record changes from now on; return the place to pull from."""
         log = self.remains.log or self._record(complete=False)
         log.polled_at = self._clock()
@@ -412,6 +426,11 @@ class Hosted:
 
 
 _OVERLAY_FIELDS = ("summary", "from_message_id", "to_message_id")
+_OWN_METHODS: Final = {
+    wire.FOLLOW_CHANGES: Hosted._follow,
+    wire.LIST_SESSIONS: Hosted._session_ids,
+    wire.VERIFY: Hosted._verify,
+}
 
 
 async def _rows(session: Session, request: WindowRequest, max_bytes: int) -> Window:

@@ -132,7 +132,7 @@ def _says_nothing(part: MessagePart) -> bool:
 
 
 def _is_blank(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and not value.strip(JS_SPACE))
+    return not isinstance(value, str) or not value.strip(JS_SPACE)
 
 
 def strip_reserved(message: SessionMessage, keys: Collection[str]) -> SessionMessage:

@@ -25,7 +25,6 @@ from .wire import FeedPage, LoadedWindow, WindowRequest
 READ_AHEAD_WINDOWS: Final = 2
 
 
-
 class Plan(NamedTuple):
     """How a stream grows: bounds (rows, bytes) of its first windows, and which one reads ahead."""
 
@@ -190,7 +189,9 @@ class ChangeStream(AsyncIterator[ChangeEvent]):
                 told = told and page.lost
                 if not page.ended:
                     continue
-            found = await self._channel.resolver.succession(address.name, address.epoch, POLL_WAIT_S)
+            found = await self._channel.resolver.succession(
+                address.name, address.epoch, POLL_WAIT_S
+            )
             if found is not None:
                 if not found.next and not told:
                     yield ChangeEvent(wire.GAP, "")

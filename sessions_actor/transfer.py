@@ -25,7 +25,7 @@ import apsw
 
 from .gate import META_TABLE
 from .sessions import schema
-from .sessions.rows import RowOrder, import_stored
+from .sessions.rows import BEFORE_ALL, RowOrder, import_stored
 from .sessions.sql import Database
 from .sessions.store import Store, StoredMessage
 from .storage import Storage
@@ -33,7 +33,6 @@ from .storage import Storage
 _BY_MESSAGE = (schema.MESSAGES, schema.CONTINUATIONS)
 _SEQUENCES = "sqlite_sequence"
 _WINDOW_ROWS = 1000
-_BEFORE_ALL = -(2**63)
 
 Row = tuple[Any, ...]
 Place = tuple[int, Any]
@@ -106,7 +105,14 @@ def _quoted(name: str) -> str:
 
 
 def _size(row: Row) -> int:
-    return sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
+    return sum(
+        len(value)
+        if isinstance(value, str | bytes)
+        else sum(map(len, value))
+        if isinstance(value, list)
+        else 8
+        for value in row
+    )
 
 
 class Outgoing:
@@ -165,7 +171,7 @@ class Outgoing:
                 self.close()
                 order = self._orders[session_id] = RowOrder(self._store, session_id)
                 await order.build()
-            rows, seq = order.stored_window(after or _BEFORE_ALL, max_bytes)
+            rows, seq = order.stored_window(after or BEFORE_ALL, max_bytes)
             here: Window = [("messages", session_id, [tuple(row) for row in rows])]
             return here, self._next(manifest, part, seq)
         name = manifest.tables[part - len(manifest.sessions)]
@@ -207,7 +213,7 @@ class Incoming:
         self._store = Store(self._storage)
 
     async def write(self, window: Window) -> int:
-        """Write one window in one transaction; returns how many rows it held."""
+        """Write one window in one transaction; returns its bytes."""
         return await self._storage.submit(lambda: self._write(window))
 
     async def finish(self, manifest: Manifest) -> None:
@@ -220,7 +226,7 @@ class Incoming:
 
     def _write(self, window: Window) -> int:
         assert self._store is not None, "begin() comes first"
-        count = 0
+        size = 0
         for kind, name, rows in window:
             if kind == "messages":
                 import_stored(self._store, name, (StoredMessage(*row) for row in rows))
@@ -228,8 +234,8 @@ class Incoming:
                 if name == _SEQUENCES:
                     self._db.execute(f"DELETE FROM {name}")
                 _Table.of(self._db, name).insert(self._db, rows)
-            count += len(rows)
-        return count
+            size += sum(map(_size, rows))
+        return size
 
 
 def tables_of(db: Database) -> list[str]:
@@ -314,7 +320,7 @@ async def begin_step(site: StepSite, manifest: Manifest) -> None:
 
 
 async def write_step(site: StepSite, window: Window) -> int:
-    """At the target: write one window; returns how many rows it held."""
+    """At the target: write one window; returns its bytes."""
     incoming: Incoming = site.kept["incoming"]
     return await incoming.write(window)
 

@@ -34,6 +34,7 @@ OK, ERROR, WAITING, CUT = 0, 1, 2, 3
 
 # Methods that only handles call.
 READ_WINDOW, FOLLOW_CHANGES, CALL = "#window", "#follow", "#call"
+LIST_SESSIONS, VERIFY = "#sessions", "#verify"
 
 GAP: Final = cast(ChangeType, "gap")
 """Type of the event that stands where a change feed may have lost some: read again."""
@@ -154,7 +155,7 @@ def _pickled(value: object) -> bytes:
     except Exception:
         from ray import cloudpickle  # functions and classes of a script
 
-        return cast(bytes, cloudpickle.dumps(value))
+        return cast(bytes, cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
 
 
 # ----------------------------------------------------------------------------------- results
@@ -207,6 +208,11 @@ METHODS: Final[dict[str, Method]] = {
     "compact": Method(ResultKind.COMPACT, alone=True),
     "add_compaction": Method(ResultKind.COMPACTION),
     "get_compactions": Method(ResultKind.COMPACTIONS),
+    "import_compactions": Method(ResultKind.JSON),
+    "import_config": Method(ResultKind.JSON),
+    "get_config": Method(ResultKind.JSON),
+    LIST_SESSIONS: Method(ResultKind.JSON, alone=True),
+    VERIFY: Method(ResultKind.JSON, alone=True),
     READ_WINDOW: Method(ResultKind.BYTES, alone=True),
     FOLLOW_CHANGES: Method(ResultKind.JSON),
     CALL: Method(ResultKind.PICKLE, alone=True, repeatable=False),

@@ -251,9 +251,9 @@ class Engine:
     def do_delete(self, session_id: str, message_ids: Iterable[str]) -> int:
         """Delete messages; children move up. Returns how many there were."""
         with self.storage.reserve():
-            survivors = self.store.delete(session_id, (i for i in message_ids if is_text(i)))
-            for message_id in survivors:
-                self.index.remove(session_id, message_id)
+            ids = list(dict.fromkeys(i for i in message_ids if is_text(i)))
+            self.index.remove(session_id, ids)
+            survivors = self.store.delete(session_id, ids)
         if survivors:
             self._totals.pop(session_id, None)
             for walker in list(self._walkers.get(session_id, ())):

@@ -1,7 +1,8 @@
 """The full-text index of a file: built by the first search, kept by every write from then on.
 
-A row stands under a rowid derived from its session and id, so that a write finds it without a
-scan. The indexed text differs from the message in one thing: runs of CJK characters are set
+A row stands under a rowid made of its session's number and the message's `seq`: a write finds it
+without a scan, and rows are written in rising order, which FTS5 needs to gather them in memory.
+The indexed text differs from the message in one thing: runs of CJK characters are set
 apart, since the tokenizer takes such a run for one word; a query is treated alike.
 
 The build goes through the messages in windows, each its own transaction, and remembers how far
@@ -15,20 +16,27 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from typing import cast
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, cast
 
 from ..codec import loads
+from ..limits import MIB, WINDOW_BYTES_MAX, WINDOW_ROWS_MAX
 from ..messages import SessionMessage
 from ..records import SearchResult
 from ..storage import Storage
 from . import schema
-from .sql import Database
+from .rows import BEFORE_ALL, RowOrder
+from .sql import Database, windows
 from .store import Store
 
 _STATE_KEY = "cf_agents:sessions_index"
-_FORM = 2
-_BUILD_BYTES = 1024 * 1024
-_BUILD_ROWS = 200
+_FORM = 3
+_SEQ_BITS = 40
+_CROWDED = 1 << 62  # above: rows of damaged files, whose `seq` is taken or no place at all
+_BUILD_BYTES = 2 * MIB
+_BUILD_ROWS = 2000
+_SMALL_BYTES = WINDOW_BYTES_MAX // WINDOW_ROWS_MAX
 
 _CJK = re.compile(
     "(["
@@ -85,9 +93,19 @@ class Index:
         self.exists = schema.table_exists(self._db, schema.INDEX)
         state = self._storage.kv.get(_STATE_KEY) or {}
         self._form = state.get("form")
-        self._built_to: list[str] | None = state.get("built_to")
+        self._built_to: tuple[str, int] | None = state.get("built_to")
+        self._numbers: dict[str, int] = state.get("numbers", {})
         self._built_seqs: dict[str, int] = state.get("seqs", {})
         self._complete = self.exists and self._form == _FORM and self._built_to is None
+
+    def _save(self) -> None:
+        state = {
+            "form": _FORM,
+            "built_to": self._built_to,
+            "numbers": self._numbers,
+            "seqs": self._built_seqs,
+        }
+        self._storage.kv.put(_STATE_KEY, state)
 
     @property
     def foreign(self) -> bool:
@@ -97,7 +115,10 @@ class Index:
     # ------------------------------------------------------------------ writes
 
     def put(self, session_id: str, message_id: str, role: str, message: SessionMessage) -> None:
-        """Index a message, or bring its row up to date. An unchanged text writes nothing."""
+        """Index a message that is stored, or bring its row up to date.
+
+        An unchanged text writes nothing.
+        """
         if self.exists:
             self._put(session_id, message_id, role, searchable(message_texts(message)[0]))
 
@@ -108,41 +129,79 @@ class Index:
                 return
             self._db.execute(f"DELETE FROM {schema.INDEX} WHERE rowid = ?", (rowid,))
         if text:
-            self._db.execute(
-                f"INSERT INTO {schema.INDEX} (rowid, id, session_id, role, content)"
-                " VALUES (?, ?, ?, ?, ?)",
-                (rowid, message_id, session_id, role, text),
-            )
+            self._insert(rowid, session_id, message_id, role, text)
 
-    def remove(self, session_id: str, message_id: str) -> None:
-        """Drop a message from the index."""
+    def _insert(self, rowid: int, session_id: str, message_id: str, role: str, text: str) -> None:
+        self._db.execute(
+            f"INSERT INTO {schema.INDEX} (rowid, id, session_id, role, content)"
+            " VALUES (?, ?, ?, ?, ?)",
+            (rowid, message_id, session_id, role, text),
+        )
+
+    def remove(self, session_id: str, message_ids: Iterable[str]) -> None:
+        """Drop messages that are about to be deleted."""
         if not self.exists:
             return
-        rowid, old = self._find(session_id, message_id)
-        if old is not None:
+        found = (self._find(session_id, message_id) for message_id in message_ids)
+        for rowid in sorted({rowid for rowid, old in found if old is not None}):
             self._db.execute(f"DELETE FROM {schema.INDEX} WHERE rowid = ?", (rowid,))
 
     def clear(self, session_id: str) -> None:
-        """Drop a session from the index. Cost: a scan of the index."""
-        if self.exists:
-            self._db.execute(f"DELETE FROM {schema.INDEX} WHERE session_id = ?", (session_id,))
+        """Drop a session from the index."""
+        number = self._numbers.get(session_id)
+        if not self.exists or number is None:
+            return
+        first = number << _SEQ_BITS
+        self._db.execute(
+            f"DELETE FROM {schema.INDEX} WHERE rowid BETWEEN ? AND ?",
+            (first, first + (1 << _SEQ_BITS) - 1),
+        )
+        self._db.execute(
+            f"DELETE FROM {schema.INDEX} WHERE rowid >= ? AND session_id = ?",
+            (_CROWDED, session_id),
+        )
+
+    def _number(self, session_id: str) -> int:
+        number = self._numbers.get(session_id)
+        if number is None:
+            number = self._numbers[session_id] = len(self._numbers)
+            self._save()
+        return number
+
+    def _rowid(self, session_id: str, seq: int | None) -> int | None:
+        """The place of a row by its `seq`; None where that is no place."""
+        number = self._number(session_id)
+        if seq is None or not 0 <= seq < 1 << _SEQ_BITS or number >= 1 << 20:
+            return None
+        return number << _SEQ_BITS | seq
 
     def _find(self, session_id: str, message_id: str) -> tuple[int, tuple[str, str] | None]:
         """Find a message's row, or the rowid where it would stand. Cost: O(log n)."""
-        key = f"{len(session_id)}:{session_id}{message_id}".encode()
-        rowid = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 2
         free = None
-        for candidate in (rowid, rowid + 1, rowid + 2):  # two ids of one hash stand side by side
-            row = self._db.execute(
-                f"SELECT session_id, id, role, content FROM {schema.INDEX} WHERE rowid = ?",
-                (candidate,),
-            ).fetchone()
+        rowid = self._rowid(session_id, self._store.seq_of(session_id, message_id))
+        if rowid is not None:
+            row = self._row(rowid)
             if row is None:
-                free = candidate if free is None else free
-            elif row[0] == session_id and row[1] == message_id:
-                return candidate, (row[2], row[3])
-        assert free is not None, "three ids of one hash"
-        return free, None
+                free = rowid
+            elif row[:2] == (session_id, message_id):
+                return rowid, row[2:]
+        query = f"SELECT 1 FROM {schema.INDEX}_content WHERE id >= ? LIMIT 1"
+        if free is not None and self._db.execute(query, (_CROWDED,)).fetchone() is None:
+            return free, None
+        key = f"{len(session_id)}:{session_id}{message_id}".encode()
+        digest = hashlib.blake2b(key, digest_size=8).digest()
+        place = _CROWDED | int.from_bytes(digest, "big") >> 3
+        while (row := self._row(place)) is not None:
+            if row[:2] == (session_id, message_id):
+                return place, row[2:]
+            place += 1
+        return place if free is None else free, None
+
+    def _row(self, rowid: int) -> Any:
+        """Read (session, id, role, text) from the table below the index, which has no cursor."""
+        return self._db.execute(
+            f"SELECT c1, c0, c2, c3 FROM {schema.INDEX}_content WHERE id = ?", (rowid,)
+        ).fetchone()
 
     # ------------------------------------------------------------------ build
 
@@ -156,8 +215,7 @@ class Index:
         async with self._building:
             if not self._complete:
                 await self._storage.submit(self._begin)
-            while not self._complete:
-                await self._storage.submit(self._build_window)
+                await self._build()
 
     async def rebuild(self) -> None:
         """Drop the index and build it anew."""
@@ -175,40 +233,90 @@ class Index:
             self._drop()  # another's index: its rows can be found by scans alone
         if not self.exists:
             self._db.execute(schema.INDEX_TABLE)
-            self._built_seqs = {}
-            self._save(["", ""])
-        self.open()
+            self._built_to = ("", BEFORE_ALL)
+            self._numbers, self._built_seqs = {}, {}
+            self._save()
+            self.open()
 
-    def _save(self, built_to: list[str] | None) -> None:
-        state = {"form": _FORM, "built_to": built_to, "seqs": self._built_seqs}
-        self._storage.kv.put(_STATE_KEY, state)
-        self._built_to = built_to
-
-    def _build_window(self) -> None:
+    async def _build(self) -> None:
+        """Index every session in the order of `seq`; what is written meanwhile indexes itself."""
         assert self._built_to is not None
-        rows = self._db.execute(
-            "SELECT session_id, id, seq, role, octet_length(content)"
-            f" FROM {schema.MESSAGES}"
-            " WHERE (session_id, id) > (?, ?) ORDER BY session_id, id LIMIT ?",
-            (*self._built_to, _BUILD_ROWS),
-        ).fetchall()
-        size = done = 0
-        for session_id, message_id, seq, role, octets in rows:
-            text = self._store.text(session_id, message_id)
-            assert text is not None
-            message = parse(text)
-            if message is not None:
-                self._put(session_id, message_id, role, searchable(message_texts(message)[1]))
-            self._built_seqs[session_id] = max(seq, self._built_seqs.get(session_id, seq))
-            done += 1
-            size += octets
-            if size > _BUILD_BYTES:
-                break
-        if done < len(rows) or len(rows) == _BUILD_ROWS:
-            self._save([rows[done - 1][0], rows[done - 1][1]])
-        else:
-            self._save(None)
-            self._complete = True
+        first_session, first_seq = self._built_to
+        for session_id in self._store.session_ids():
+            if session_id < first_session:
+                continue
+            order = RowOrder(self._store, session_id)
+            place: int | None = first_seq if session_id == first_session else BEFORE_ALL
+            try:
+                await order.build()
+                while place is not None:
+                    window = order.ids_after(place, _BUILD_ROWS)
+                    place = await self._storage.submit(
+                        partial(self._build_window, session_id, place, *window)
+                    )
+            finally:
+                order.close()
+        await self._storage.submit(self._end_build)
+
+    def _build_window(
+        self, session_id: str, place: int, ids: list[tuple[int, str]], more: bool
+    ) -> int | None:
+        """Index the next rows; returns where to go on, None at the end of the session."""
+        size, done = 0, place
+        taken = self._rowids(session_id, ids)
+        for window in windows(ids, WINDOW_ROWS_MAX):
+            texts = self._store.small_texts(session_id, [id_ for _, id_ in window], _SMALL_BYTES)
+            for seq, message_id in window:
+                if size > _BUILD_BYTES and seq != done:
+                    more = True
+                    break
+                done = seq
+                role, text = texts.get(message_id, ("", b""))
+                text = self._store.text(session_id, message_id) if text is None else text
+                message = parse(text or b"")
+                if message is not None:
+                    size += len(text or b"")
+                    self._add(session_id, seq, message_id, role, message, taken)
+            else:
+                continue
+            break
+        self._built_seqs[session_id] = done
+        self._built_to = (session_id, done)
+        self._save()
+        return done if more else None
+
+    def _rowids(self, session_id: str, ids: list[tuple[int, str]]) -> set[int]:
+        """Rowids of the window that are taken: rows written since the build began."""
+        if not ids:
+            return set()
+        first = self._number(session_id) << _SEQ_BITS
+        found = self._db.execute(
+            f"SELECT id FROM {schema.INDEX}_content WHERE id BETWEEN ? AND ?",
+            (first + max(0, ids[0][0]), first + ids[-1][0]),
+        )
+        return {row[0] for row in found}
+
+    def _add(
+        self,
+        session_id: str,
+        seq: int,
+        message_id: str,
+        role: str,
+        message: SessionMessage,
+        taken: set[int],
+    ) -> None:
+        text = searchable(message_texts(message)[1])
+        rowid = self._rowid(session_id, seq)
+        if rowid is None or rowid in taken:
+            self._put(session_id, message_id, role, text)
+        elif text:
+            taken.add(rowid)
+            self._insert(rowid, session_id, message_id, role, text)
+
+    def _end_build(self) -> None:
+        self._built_to = None
+        self._save()
+        self._complete = True
 
     # ------------------------------------------------------------------ reads
 

@@ -21,6 +21,7 @@ from .store import Store, StoredMessage
 
 _SCAN_ROWS = 10_000
 _WINDOW_ROWS = 200
+BEFORE_ALL = -(2**63)
 
 
 class RowText(NamedTuple):
@@ -36,7 +37,7 @@ class RowOrder:
     """The ids of one session by `seq`."""
 
     def __init__(self, store: Store, session_id: str) -> None:
-        self._store, self._session_id = store, session_id
+        self._store, self.session_id = store, session_id
         self._scratch: Database = apsw.Connection(
             ""
         )  # a private temporary file, deleted when closed
@@ -59,16 +60,18 @@ class RowOrder:
         """Scan the session's keys, once; others run between the windows of the scan."""
         async with self._lock:
             while self._scanned_to is not None:
-                rows = self._store.scan_keys(self._session_id, self._scanned_to, _SCAN_ROWS)
+                rows = self._store.scan_keys(self.session_id, self._scanned_to, _SCAN_ROWS)
                 with self._scratch:
                     self._scratch.executemany("INSERT OR IGNORE INTO written VALUES (?, ?)", rows)
                 self._scanned_to = rows[-1][1] if len(rows) == _SCAN_ROWS else None
                 await asyncio.sleep(0)
 
-    def _ids_after(self, after_seq: int) -> tuple[list[tuple[int, str]], bool]:
+    def ids_after(
+        self, after_seq: int, count: int = _WINDOW_ROWS
+    ) -> tuple[list[tuple[int, str]], bool]:
         """Ids past a place, rows of one `seq` never parted, and whether there are more."""
         query = "SELECT seq FROM written WHERE seq > ? ORDER BY seq LIMIT 1 OFFSET ?"
-        last = self._scratch.execute(query, (after_seq, _WINDOW_ROWS - 1)).fetchone()
+        last = self._scratch.execute(query, (after_seq, count - 1)).fetchone()
         ids = self._scratch.execute(
             "SELECT seq, id FROM written WHERE seq > ? AND seq <= ? ORDER BY seq, id",
             (after_seq, 2**63 - 1 if last is None else last[0]),
@@ -83,13 +86,13 @@ class RowOrder:
         Returns: rows worth about `max_bytes` (a larger row stands alone), and the place to go on
             from; None at the end.
         """
-        ids, more = self._ids_after(after_seq)
+        ids, more = self.ids_after(after_seq)
         rows: list[StoredMessage] = []
         size = 0
         for seq, message_id in ids:
             if rows and size >= max_bytes and seq != rows[-1].seq:
                 return rows, rows[-1].seq
-            row = self._store.stored_message(self._session_id, message_id)
+            row = self._store.stored_message(self.session_id, message_id)
             if row is not None and row.seq == seq:
                 rows.append(row)
                 size += sum(map(len, row.slices))
@@ -97,16 +100,16 @@ class RowOrder:
 
     def text_window(self, after_seq: int, max_bytes: int) -> tuple[list[RowText], int | None]:
         """Read the rows after a place with their messages, as `stored_window` does."""
-        ids, more = self._ids_after(after_seq)
+        ids, more = self.ids_after(after_seq)
         rows: list[RowText] = []
         size = 0
         for seq, message_id in ids:
             if rows and size >= max_bytes and seq != rows[-1].seq:
                 return rows, rows[-1].seq
-            row = self._store.stored_message(self._session_id, message_id)
+            row = self._store.stored_message(self.session_id, message_id)
             if row is not None and row.seq == seq:
                 text = self._store.payloads.inline(
-                    self._session_id, message_id, b"".join(row.slices)
+                    self.session_id, message_id, b"".join(row.slices)
                 )
                 rows.append(RowText(seq, row.parent_id, row.created_at, text))
                 size += len(text)

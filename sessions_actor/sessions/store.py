@@ -22,7 +22,6 @@ from .deletion import delete
 from .payloads import Payloads
 from .sql import Database, marks, windows
 
-
 Text = bytes
 """A message's stored JSON, in UTF-8."""
 
@@ -192,6 +191,18 @@ class Store:
                 ).fetchall()
                 found[message_id] = b"".join([found[message_id], *(row[0] for row in rest)])
         return found
+
+    def small_texts(
+        self, session_id: str, ids: Sequence[str], limit: int
+    ) -> dict[str, tuple[str, bytes | None]]:
+        """Read roles and stored JSON of some messages; None for a text above `limit` bytes."""
+        found = self._db.execute(
+            "SELECT id, role, CASE WHEN content_chunks = 0 AND octet_length(content) <= ?1"
+            f" THEN CAST(content AS BLOB) END FROM {schema.MESSAGES}"
+            f" WHERE session_id = ?2 AND id IN ({marks(len(ids))})",
+            (limit, session_id, *ids),
+        )
+        return {message_id: (role, text) for message_id, role, text in found}
 
     def tail(self, session_id: str) -> Tail:
         """Find the active leaf and the next `seq`. Cost: once per activation, a scan by key."""

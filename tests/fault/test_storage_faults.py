@@ -252,6 +252,21 @@ def test_a_checkpoint_that_fails_loses_nothing(tmp_path: Path, vfs: FaultyVfs) -
     reopened.close()
 
 
+@pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
+async def test_a_file_that_vanished_is_not_written_to_in_vain(
+    tmp_path: Path, replaced: bool
+) -> None:
+    path = tmp_path / "a.sqlite"
+    storage = open_notes(path)
+    await storage.submit(lambda: add(storage, "before"))
+    path.rename(tmp_path / "moved")
+    if replaced:
+        path.touch()
+    with pytest.raises(OutputGateBrokenError, match="removed or replaced"):
+        await storage.submit(lambda: add(storage, "lost"))
+    storage.close()
+
+
 async def test_what_arrives_together_shares_one_sync(tmp_path: Path, vfs: FaultyVfs) -> None:
     storage = open_notes(tmp_path / "a.sqlite", vfs)
     await storage.durable()

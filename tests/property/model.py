@@ -13,11 +13,19 @@ import math
 import re
 import unicodedata
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 Message = dict[str, Any]
 
-OMITTED = object()
+
+class Parent(Enum):
+    """How a parent can be named other than by an id."""
+
+    OMITTED = "omitted"
+
+
+OMITTED = Parent.OMITTED
 """Stands for a parent that was not given."""
 
 POINTER = "attachment:sha256:"
@@ -28,8 +36,9 @@ JS_SPACE = "\t\n\x0b\x0c\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000
 
 
 def text_of(value: Any) -> str:
-    """Write compact JSON, key order kept, lone surrogates escaped."""
+    """Write compact JSON, key order kept, lone surrogates escaped; two that pair are one."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
     return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
@@ -434,9 +443,11 @@ class Session:
             raise ValueError("parent_id")
         if isinstance(created_at, bool) or not isinstance(created_at, int | float):
             raise ValueError("created_at")
+        if not math.isfinite(created_at):
+            raise ValueError("created_at")
         if self.row(message["id"]) is not None:
             return False
-        self.insert(message, parent, created_at)
+        self.insert(message, parent or None, created_at)
         return True
 
     def delete(self, ids: list[Any]) -> None:
@@ -506,6 +517,14 @@ class Conversation:
     def session(self, session_id: str) -> Session:
         """Get a session; every id has one."""
         return self.sessions.setdefault(session_id, Session(self.reserved))
+
+    def wanting_parents(self) -> int:
+        """Count the rows whose parent is not there: imports may come before their parents."""
+        return sum(
+            row.parent is not None and session.row(row.parent) is None
+            for session in self.sessions.values()
+            for row in session.rows
+        )
 
     def payloads(self) -> dict[str, bytes]:
         """Find every payload some message holds, by its digest."""

@@ -301,7 +301,7 @@ class Predicted:
         """Import several, all or nothing."""
         written = [item for item in items if session.import_one(*item)]
         for message, parent, _ in written:
-            emit("import", message=message, parentId=parent)
+            emit("import", message=message, parentId=parent or None)
 
     @staticmethod
     def add_compaction(

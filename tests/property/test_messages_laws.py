@@ -38,7 +38,7 @@ messages = messages_of(_parts)
 
 
 def blank(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and all(c in JS_SPACE for c in value))
+    return not isinstance(value, str) or all(c in JS_SPACE for c in value)
 
 
 def slow_sanitize(message: Any) -> Any:

@@ -102,7 +102,10 @@ class Machine(RuleBasedStateMachine):
             "SELECT hash FROM cf_agents_session_attachment_meta"
         )}  # fmt: skip
         assert stored == set(self.model.payloads())
-        assert self.object.sessions.engine.problems() == []
+        wanting = self.model.wanting_parents()
+        problems = self.object.sessions.engine.problems()
+        assert len(problems) == wanting, problems
+        assert all("is not in this session" in problem for problem in problems), problems
 
     def teardown(self) -> None:
         """Check the file as a whole, and let it go."""

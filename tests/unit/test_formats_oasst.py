@@ -71,7 +71,7 @@ async def test_broken_lines_and_nodes_are_reported_and_the_rest_is_imported() ->
 
 
 async def test_a_tree_deeper_than_python_recurses() -> None:
-    depth = 20_000
+    depth = 5_000
     text = "".join(
         f'{{"message_id":"m{n}","text":"","role":"prompter","replies":[' for n in range(depth)
     )

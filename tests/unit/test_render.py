@@ -120,7 +120,7 @@ def test_an_overlay_stands_above_what_it_hides() -> None:
     tree = ConversationTree(chain(1, 5), [overlay])
     assert [line.strip("│├└─ ") for line in lines(tree)[1:]] == [
         "user  m1  says m1",
-        "▣ summary compaction_c1 stands for the next 2 messages: What was said.",
+        "▣ summary of the next 2 messages: What was said.  compaction_c1",
         "┊ user  m2  says m2",
         "┊ user  m3  says m3",
         "user  m4  says m4",
@@ -139,7 +139,7 @@ def test_a_long_run_is_shown_by_its_ends_and_an_overlay_in_it_still() -> None:
     shown = lines(ConversationTree(chain(1, 100), [overlay]))
     assert len(shown) == 1 + render.RUN_HEAD + 1 + render.RUN_TAIL + 1
     assert "… 82 more messages …" in "\n".join(shown)
-    assert any("summary compaction_c1" in line for line in shown)
+    assert any("▣ summary of the next 6" in line for line in shown)
     full = lines(ConversationTree(chain(1, 100), full=True))
     assert len(full) == 101
 
@@ -160,9 +160,9 @@ def test_very_many_branches_are_cut_short_unless_asked_for() -> None:
 
 def test_a_deep_tree_of_branches_inside_branches() -> None:
     rows = [row("m0")]
-    for number in range(1, 3000):
+    for number in range(1, 1000):
         rows += [row(f"m{number}", f"m{number - 1}"), row(f"s{number}", f"m{number - 1}")]
-    assert len(lines(ConversationTree(rows, full=True))) > 6000
+    assert len(lines(ConversationTree(rows, full=True))) > 2000
 
 
 def test_an_empty_conversation() -> None:

@@ -72,10 +72,10 @@ async def copy(source: Storage, path: Path, window_bytes: int) -> tuple[Manifest
     target = Storage(path)
     incoming = Incoming(target)
     await incoming.begin(manifest)
-    place, count = None, 0
+    place = None
     while True:
         window, place = await outgoing.window(manifest, place, window_bytes)
-        count += await incoming.write(window)
+        await incoming.write(window)
         if place is None:
             break
     await incoming.finish(manifest)
