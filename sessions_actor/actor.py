@@ -300,18 +300,13 @@ class ConversationActor:
         return wire.pack_reply([answer])
 
     async def changes(self, name: str, epoch: int, place: int, wait_s: float) -> bytes:
-        """Return changes of an activation from a place on, waiting for the first.
-
-        Place 0 of an activation that was not recorded from its start has lost some.
-        """
+        """Return changes of an activation from a place on, waiting for the first."""
         remains = self._remains_of(name, epoch)
         log = None if remains is None else remains.log
         if log is None:
             page = wire.FeedPage([], 0, ended=True, lost=True)
         else:
             page = await log.poll(place, wait_s)
-            if place == 0 and not log.complete:
-                page = wire.FeedPage(page.events, page.place, page.ended, lost=True)
         return pickle.dumps(page, 5)
 
     def _remains_of(self, name: str, epoch: int) -> Remains | None:

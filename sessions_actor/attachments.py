@@ -124,6 +124,13 @@ def may_hold_pointer(content: bytes) -> bool:
     return _SCHEME_IN_JSON in content
 
 
+def may_hold_media(content: bytes) -> bool:
+    """Tell whether a message, given as JSON, might need `extract`; False is certain."""
+    if b";base64," in content or _SCHEME_IN_JSON in content:
+        return True
+    return b'"mediaType":' in content and b'"data":' in content
+
+
 def count_pointers(message: SessionMessage, held: Collection[str]) -> dict[str, int]:
     """Count how often each payload stands in the restored form of a stored message."""
     counts: dict[str, int] = {}
@@ -199,7 +206,7 @@ def _walk(value: Any, depth: int, fields: _Fields) -> Any:
         return value if changed is None else changed
     entries: Iterable[Any] = value.items() if isinstance(value, dict) else enumerate(value)
     for key, entry in entries:
-        if isinstance(entry, (dict, list, tuple)):
+        if not isinstance(entry, str) and isinstance(entry, (dict, list, tuple)):
             walked = _walk(entry, depth + 1, fields)
             if walked is not entry:
                 if changed is None:

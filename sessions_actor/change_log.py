@@ -1,6 +1,7 @@
 """The change feed of one activation, kept for those who pull it.
 
-Events are numbered from 0. A bounded number of them is kept: who falls behind is told that some
+Events are numbered from 0, or from 1 when recording began after the activation did: who asks from 0
+on then learns that some are lost. A bounded number of them is kept: who falls behind is told that some
 are lost, and goes on. When the activation ends the log is closed; what is left can still be
 pulled, so that a follower misses nothing when a conversation hibernates or moves.
 
@@ -24,14 +25,12 @@ assert PAGE_BYTES <= BYTES_MAX
 class ChangeLog:
     """A ring of encoded events.
 
-    Args: `complete` says that it records from the activation's start, so that the first event
-        has the number 0 of the activation.
+    Args: `complete` says that it records from the activation's start.
     """
 
     def __init__(self, *, complete: bool) -> None:
-        self.complete = complete
         self._events: deque[bytes] = deque()
-        self._first = 0
+        self._first = 0 if complete else 1
         self._bytes = 0
         self._closed = False
         self._changed = asyncio.Event()

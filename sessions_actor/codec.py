@@ -23,6 +23,8 @@ from typing import Any, NoReturn
 
 import orjson
 
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+
 # ---------------------------------------------------------------------------------------- writing
 
 
@@ -134,8 +136,14 @@ def _scalar(value: Any) -> bytes | None:
 
 def _text(text: str) -> bytes:
     """Write a string as JavaScript does: lone surrogates escaped, paired ones one character."""
-    joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
-    return encode_basestring(joined).encode("utf-8", "backslashreplace")
+    try:
+        return orjson.dumps(text)
+    except TypeError:
+        return encode_basestring(_PAIR.sub(_join_pair, text)).encode("utf-8", "backslashreplace")
+
+
+def _join_pair(pair: re.Match[str]) -> str:
+    return pair[0].encode("utf-16-le", "surrogatepass").decode("utf-16-le")
 
 
 def _place(path: list[_Open]) -> str:

@@ -118,12 +118,12 @@ class ChangeEvent:
     compaction: Compaction | None = None
 
 
-def iso_from_ms(ms: int) -> str:
+def iso_from_ms(ms: float) -> str:
     """Return ISO 8601 in UTC with milliseconds, as JavaScript's `toISOString` writes it.
 
-    Total: a year outside 0 to 9999 is written with a sign and six digits.
+    Any finite time has a text: a year outside 0 to 9999 is written with a sign and six digits.
     """
-    days, rest = divmod(ms, _DAY_MS)
+    days, rest = divmod(int(ms), _DAY_MS)
     # The calendar repeats every 400 years, which brings any day into `date`'s range.
     cycles, day = divmod(days, _DAYS_IN_400_YEARS)
     day_of = date.fromordinal(_EPOCH_ORDINAL + day)

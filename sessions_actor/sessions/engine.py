@@ -170,6 +170,7 @@ class Engine:
             parent = parent_id if store.exists(session_id, parent_id) else None
         else:
             parent = None
+        self._refuse_cycle(session_id, new.row.id, parent)
         self._insert(session_id, new, parent, self._clock())
         totals = self._totals.get(session_id)
         if totals is not None:
@@ -182,6 +183,17 @@ class Engine:
                 totals.overlaid_tokens += new.row.token_estimate
                 totals.leaf_hidden = False
         return True
+
+    def _refuse_cycle(self, session_id: str, message_id: str, parent_id: str | None) -> None:
+        """Refuse a parent that descends from the message itself.
+
+        Only a row that names a parent which is not there yet makes that possible.
+        """
+        if self.store.closes_cycle(session_id, message_id, parent_id):
+            raise ValueError(
+                f"parent_id: {parent_id!r} descends from message {message_id!r} itself;"
+                " a message cannot be its own ancestor"
+            )
 
     def _insert(
         self, session_id: str, new: Prepared, parent_id: str | None, created_at: float
@@ -238,11 +250,7 @@ class Engine:
         store = self.store
         if store.exists(session_id, new.row.id):
             return False
-        if store.closes_cycle(session_id, new.row.id, parent_id):
-            raise ValueError(
-                f"parent_id: {parent_id!r} descends from message {new.row.id!r} itself;"
-                " a message cannot be its own ancestor"
-            )
+        self._refuse_cycle(session_id, new.row.id, parent_id)
         self._insert(session_id, new, parent_id, created_at)
         store.note_parent(session_id, parent_id)
         self._totals.pop(session_id, None)

@@ -366,15 +366,15 @@ class Index:
             message = None if text is None else parse(text)
             wanted = {searchable(t) for t in message_texts(message)} if message else {""}
             _, row = self._find(session_id, message_id)
-            if "" not in wanted:
-                expected += 1
-                if row is None or row[0] != role or row[1] not in wanted:
-                    found.append(f"search index: message {message_id!r} is out of step")
-            elif row is not None:
-                found.append(f"search index: message {message_id!r} should not be there")
+            expected += row is not None
+            if row is None:
+                if "" not in wanted:
+                    found.append(f"search index: message {message_id!r} is missing")
+            elif row[0] != role or row[1] not in wanted:
+                found.append(f"search index: message {message_id!r} is out of step")
         (count,) = self._db.execute(f"SELECT COUNT(*) FROM {schema.INDEX}").fetchone()
         if count != expected:
-            found.append(f"search index: {count} rows where {expected} messages have text")
+            found.append(f"search index: {count} rows for {expected} messages")
         return found
 
 

@@ -32,6 +32,8 @@ _TEXT_BYTES = WINDOW_BYTES_MAX // WINDOW_ROWS_MAX
 _TRAIL_LENGTH = 8
 _FIRST_WINDOW_ROWS = 8
 
+_GONE = "the messages this stream stood at are gone: read it again"
+
 Cursor = dict[str, Any]
 Resolve = Callable[[str], str | None]
 
@@ -257,7 +259,7 @@ class ForwardWalker:
             self._items.append(row)
 
     def cursor(self) -> Cursor:
-        return {"leaf": self._leaf_trail[:_TRAIL_LENGTH], "after": list(self._trail)}
+        return {"leaf": self._leaf_trail[:_TRAIL_LENGTH], "trail": list(self._trail)}
 
     def moved(self, resolve: Resolve) -> None:
         self._leaf_trail = _resolved(self._leaf_trail, resolve)
@@ -406,37 +408,30 @@ def read_rows(
     return found
 
 
-def open_walker(
-    store: Store,
-    session_id: str,
-    *,
-    leaf_id: str | None = None,
-    newest_first: bool = False,
-    resume: Mapping[str, Any] | None = None,
-) -> Walker:
-    """Open a walker over one path; an unknown leaf is an empty path.
-
-    Raises: RuntimeError when `resume` names no row that is left.
-    """
-    if resume is not None:
-        return _resume(store, session_id, newest_first, resume)
-    if leaf_id:
-        leaf = leaf_id if store.exists(session_id, leaf_id) else None
-    else:
-        leaf = store.tail(session_id).leaf_id
-    trail = [] if leaf is None else [leaf]
+def open_walker(store: Store, session_id: str, leaf_id: str | None, newest_first: bool) -> Walker:
+    """Open a walker over the path of a stored leaf; None: an empty path."""
+    trail = [] if leaf_id is None else [leaf_id]
     if newest_first:
-        return BackwardWalker(store, session_id, trail, leaf)
+        return BackwardWalker(store, session_id, trail, leaf_id)
     return ForwardWalker(store, session_id, trail)
 
 
-def _resume(store: Store, session_id: str, newest_first: bool, resume: Mapping[str, Any]) -> Walker:
+def resume_walker(
+    store: Store, session_id: str, newest_first: bool, cursor: Mapping[str, Any]
+) -> Walker:
+    """Open a walker where another one's cursor stands.
+
+    Raises: RuntimeError when none of the messages that the cursor names is left.
+    """
+    trail = cursor["trail"]
+    known = next((i for i in reversed(trail) if store.exists(session_id, i)), None)
     if not newest_first:
-        return ForwardWalker(store, session_id, resume["leaf"], resume["after"])
-    at, trail = resume["next"], resume["trail"]
+        if trail and known is None:
+            raise RuntimeError(_GONE)
+        return ForwardWalker(store, session_id, cursor["leaf"], trail)
+    at = cursor["next"]
     if at is not None and not store.exists(session_id, at):
-        known = next((i for i in reversed(trail) if store.exists(session_id, i)), None)
         if known is None:
-            raise RuntimeError("the messages this stream stood at are gone: read it again")
+            raise RuntimeError(_GONE)
         at = store.parent_of(session_id, known)
-    return BackwardWalker(store, session_id, resume["leaf"], at, trail)
+    return BackwardWalker(store, session_id, cursor["leaf"], at, trail)

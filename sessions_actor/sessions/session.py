@@ -31,7 +31,7 @@ from ..records import (
 from .engine import Engine, Prepared, as_sequence
 from .feed import ChangeFeed, mirror_listener
 from .index import parse
-from .paths import Cursor, Walker, open_walker
+from .paths import Cursor, ForwardWalker, Walker, open_walker, resume_walker
 from .rows import RowText
 from .sql import is_text
 
@@ -406,13 +406,11 @@ class Session:
     ) -> Walker:
         """Open a walker over a path; `resume` goes on where another one's cursor stood."""
         engine = await self._ready()
-        walker = open_walker(
-            engine.store,
-            self.session_id,
-            leaf_id=leaf_id if leaf_id is None or is_text(leaf_id) else "\0",
-            newest_first=newest_first,
-            resume=resume,
-        )
+        if resume is not None:
+            walker = resume_walker(engine.store, self.session_id, newest_first, resume)
+        else:
+            leaf = engine.resolve_leaf(self.session_id, leaf_id)
+            walker = open_walker(engine.store, self.session_id, leaf, newest_first)
         return engine.watch(self.session_id, walker)
 
     async def open_recent(
@@ -422,7 +420,7 @@ class Session:
         engine = await self._ready()
         leaf = engine.resolve_leaf(self.session_id, leaf_id)
         if leaf is None:
-            return open_walker(engine.store, self.session_id, leaf_id="\0"), False, 0
+            return ForwardWalker(engine.store, self.session_id, []), False, 0
         return engine.recent(self.session_id, leaf, max_content_bytes)
 
     async def next_window(

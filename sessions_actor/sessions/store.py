@@ -26,6 +26,9 @@ Text = bytes
 """A message's stored JSON, in UTF-8."""
 
 
+_MISSING_KEY = "cf_agents:sessions_missing_parents"
+
+
 class Tail(NamedTuple):
     """Where the next append goes: the active leaf and the next `seq`."""
 
@@ -126,12 +129,14 @@ class Store:
         self.payloads = Payloads(self._db)
         self._tails: dict[str, Tail] = {}
         self._missing_parents: dict[str, set[str]] = {}
+        self._marked: set[str] | None = None
         storage.on_rollback(self.forget)
 
     def forget(self) -> None:
         """Drop what is remembered of rows: something was rolled back."""
         self._tails.clear()
         self._missing_parents.clear()
+        self._marked = None
 
     # ------------------------------------------------------------------ single rows
 
@@ -440,42 +445,54 @@ class Store:
     def closes_cycle(self, session_id: str, message_id: str, parent_id: str | None) -> bool:
         """Tell whether a new row under this parent would be its own ancestor.
 
-        That takes a row that already names the new id as its parent, so almost every call is a
-        look into a set. Cost: the first call scans the session's keys.
+        That takes a row that names the new id as its parent already. Only imports write such
+        rows, and then a mark says so: without it the answer is known.
         """
         if parent_id == message_id:
             return True
-        missing = self._missing_parents.get(session_id)
-        if missing is None:
-            missing = {
-                row[0]
-                for row in self._db.execute(
-                    f"SELECT DISTINCT m.parent_id FROM {schema.MESSAGES} m"
-                    " WHERE m.session_id = ?1 AND m.parent_id IS NOT NULL AND NOT EXISTS"
-                    f" (SELECT 1 FROM {schema.MESSAGES} p"
-                    "   WHERE p.session_id = ?1 AND p.id = m.parent_id)",
-                    (session_id,),
-                )
-            }
-            self._missing_parents[session_id] = missing
-        if message_id not in missing:
+        if parent_id is None or session_id not in self._sessions_missing_parents():
             return False
+        if message_id not in self._missing_parents_of(session_id):
+            return False
+        at: str | None = parent_id
         seen: set[str] = set()
-        while parent_id is not None and parent_id not in seen:
-            seen.add(parent_id)
-            rows = self.walk(session_id, parent_id, 2000)
-            if not rows:
-                break
+        while at is not None and at not in seen:
+            seen.add(at)
+            rows = self.walk(session_id, at, 2000)
             if any(row[1] == message_id for row in rows):
                 return True
-            parent_id = rows[-1][1]
+            at = rows[-1][1] if rows else None
         return False
 
     def note_parent(self, session_id: str, parent_id: str | None) -> None:
-        """Remember a parent that no row has yet."""
+        """Mark a session when an imported row names a parent that is not there yet."""
+        if parent_id is None or self.exists(session_id, parent_id):
+            return
+        marked = self._sessions_missing_parents()
+        if session_id not in marked:
+            self.storage.kv.put(_MISSING_KEY, sorted({*marked, session_id}))
+            self._marked = None
+        elif session_id in self._missing_parents:
+            self._missing_parents[session_id].add(parent_id)
+
+    def _sessions_missing_parents(self) -> set[str]:
+        if self._marked is None:
+            self._marked = set(self.storage.kv.get(_MISSING_KEY) or ())
+        return self._marked
+
+    def _missing_parents_of(self, session_id: str) -> set[str]:
+        """Parents that rows name and no row is. Cost: the first time, a scan of the keys."""
         missing = self._missing_parents.get(session_id)
-        if missing is not None and parent_id is not None and not self.exists(session_id, parent_id):
-            missing.add(parent_id)
+        if missing is None:
+            found = self._db.execute(
+                f"SELECT DISTINCT m.parent_id FROM {schema.MESSAGES} m"
+                " WHERE m.session_id = ?1 AND m.parent_id IS NOT NULL AND NOT EXISTS"
+                f" (SELECT 1 FROM {schema.MESSAGES} p"
+                "   WHERE p.session_id = ?1 AND p.id = m.parent_id)",
+                (session_id,),
+            )
+            missing = self._missing_parents[session_id] = {row[0] for row in found}
+        return missing
 
     # ------------------------------------------------------------------ overlays
 

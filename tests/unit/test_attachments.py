@@ -11,6 +11,7 @@ from sessions_actor.attachments import (
     Payload,
     count_pointers,
     extract,
+    may_hold_media,
     may_hold_pointer,
     restore,
 )
@@ -247,3 +248,9 @@ def test_input_is_never_changed() -> None:
 def test_may_hold_pointer() -> None:
     assert may_hold_pointer(dumps(message(file(POINTER))))
     assert not may_hold_pointer(dumps(message({"type": "text", "text": "an attachment: none"})))
+
+
+def test_may_hold_media() -> None:
+    for part in (file(), file(POINTER), {"type": "x", "mediaType": "a/b", "data": TEXT}):
+        assert may_hold_media(dumps(message(part)))
+    assert not may_hold_media(dumps(message({"type": "text", "text": "data: none"})))
