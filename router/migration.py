@@ -42,7 +42,7 @@ class Copied:
 
     tables: dict[str, TableDigest]
     messages: int
-    rows: int
+    bytes: int
 
 
 async def copy(name: str, source: End, target: End) -> Copied:
@@ -54,7 +54,7 @@ async def copy(name: str, source: End, target: End) -> Copied:
     """
     manifest = await source.run(transfer.describe_step)
     await target.run(transfer.begin_step, manifest)
-    rows = await _copy_rows(source, target, manifest)
+    size = await _copy_rows(source, target, manifest)
     sent, arrived = await asyncio.gather(
         source.run(transfer.digest_step), target.run(transfer.finish_step, manifest)
     )
@@ -64,13 +64,13 @@ async def copy(name: str, source: End, target: End) -> Copied:
                 name, "verify", f"table {table}: {sent.get(table)} became {arrived.get(table)}"
             )
     messages = arrived[schema.MESSAGES].rows if schema.MESSAGES in arrived else 0
-    return Copied(arrived, messages, rows)
+    return Copied(arrived, messages, size)
 
 
 async def _copy_rows(source: End, target: End, manifest: transfer.Manifest) -> int:
-    """Stream all windows, a few in flight; returns how many rows arrived."""
+    """Stream all windows, a few in flight; returns the bytes that arrived."""
     writes: deque[Any] = deque()
-    rows = 0
+    size = 0
     place: transfer.Place | None = None
     try:
         while True:
@@ -82,10 +82,10 @@ async def _copy_rows(source: End, target: End, manifest: transfer.Manifest) -> i
             if place is None:
                 break
             while len(writes) >= WINDOWS_IN_FLIGHT:
-                rows += await writes.popleft()
+                size += await writes.popleft()
         while writes:
-            rows += await writes.popleft()
+            size += await writes.popleft()
     finally:
         # After a failure: no write may still be under way when the target is thrown away.
         await asyncio.gather(*writes, return_exceptions=True)
-    return rows
+    return size

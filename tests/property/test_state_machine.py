@@ -80,8 +80,9 @@ class Machine(RuleBasedStateMachine):
         if operation.name == "rows" and got[0] == "ok":
             operations.learn_times(session, got[1])
             want, _ = predict(session, session_id, operation, told)
-        assert got[0] == want[0], (operation, got, want)
-        assert same(got[1], want[1]), (operation, got, want)
+        tree = [(row.id, row.parent) for row in session.rows]
+        assert got[0] == want[0], (operation, got, want, tree)
+        assert same(got[1], want[1]), (operation, got, want, tree)
         return events
 
     async def check(self, session_id: str) -> None:

@@ -1,0 +1,163 @@
+"""What people ask of a deployment: look, list, set quotas, hibernate, delete."""
+
+import asyncio
+from typing import Final
+
+from sessions_actor.actor import Description
+from sessions_actor.disk import file_bytes
+from sessions_actor.names import check_name
+from sessions_actor.records import iso_from_ms
+from sessions_actor.retry import is_lost
+
+from .cluster import answer
+from .directory import Entry, State
+from .models import ConversationInfo, NodeInfo
+from .router import Router, Serving
+from .settings import QUOTA_BYTES_MIN
+
+# How long calls that take long may go on before a conversation that must hibernate cuts them short.
+PATIENCE_S: Final = 5.0
+DISCARD_TIMEOUT_S: Final = 30.0
+
+
+class Administration:
+    """A deployment's facts and chores over a router."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    async def info(self, name: str) -> ConversationInfo:
+        """Return what is known of a conversation, without activating it.
+
+        Raises: ConversationNotFoundError.
+        """
+        router = self._router
+        entry = router.entry(name)
+        serving = router.serving(name)
+        found = None if serving is None else await self._describe(serving)
+        await router.directory.durable()
+        if serving is None or found is None:
+            return _info(router, entry, self._size(entry))
+        return _info(router, entry, found.file_bytes, serving, found)
+
+    async def _describe(self, serving: Serving) -> Description | None:
+        """Ask an owner about itself; None when it does not answer."""
+        limit = self._router.settings.lease_ttl_s
+        try:
+            return await self._router.cluster.describe(serving.slot.actor, limit)
+        except Exception as error:
+            if not is_lost(error) and not isinstance(error, TimeoutError):
+                raise
+            return None
+
+    def _size(self, entry: Entry) -> int:
+        """Return a sleeping file's size: looked up where its disk is here, else as last known."""
+        if entry.disk_id != self._router.disk_id:
+            return entry.file_bytes
+        return file_bytes(self._router.root, entry.file) or 0
+
+    async def page(self, prefix: str, after: str | None, limit: int) -> list[str]:
+        """List names in the order of their UTF-8 bytes."""
+        names = self._router.directory.page(prefix, after, limit)
+        await self._router.directory.durable()
+        return names
+
+    async def nodes(self) -> list[NodeInfo]:
+        """List the live nodes."""
+        pool = self._router.pool
+        await pool.refresh()
+        return [
+            NodeInfo(
+                node_id=view.node_id,
+                address=pool.nodes[view.node_id].address,
+                state="draining" if view.draining else "alive",
+                disk_id=view.disk_id,
+                active=view.active,
+                idle=view.idle,
+                max_active=view.max_active,
+            )
+            for view in pool.views()
+        ]
+
+    async def hibernate(self, name: str) -> None:
+        """Hibernate a conversation; one that hibernates already stays so.
+
+        Raises: ConversationNotFoundError.
+        """
+        router = self._router
+        async with router.locks.hold(name):
+            router.entry(name)
+            await self._put_to_sleep(name)
+
+    async def set_quota(self, name: str, quota_bytes: int | None) -> None:
+        """Give a conversation a quota of its own from now on; None takes it away.
+
+        Raises: ValueError for less than 256 KiB; ConversationNotFoundError.
+        """
+        if quota_bytes is not None and quota_bytes < QUOTA_BYTES_MIN:
+            raise ValueError(f"quota_bytes: at least {QUOTA_BYTES_MIN}, not {quota_bytes}")
+        router = self._router
+        async with router.locks.hold(name):
+            router.entry(name)
+            await router.directory.set_quota(name, quota_bytes)
+            await self._put_to_sleep(name)
+
+    async def _put_to_sleep(self, name: str) -> None:
+        serving = self._router.serving(name)
+        if serving is not None:
+            await self._router.let_go_locked(serving, patience_s=PATIENCE_S)
+
+    async def delete(self, name: str) -> bool:
+        """Delete a conversation and its file; says whether there was one."""
+        check_name(name)
+        router = self._router
+        async with router.locks.hold(name):
+            entry = router.directory.get(name)
+            if entry is None:
+                return False
+            if entry.state is State.MIGRATING:
+                await router.directory.abandon_migration(name, entry.epoch)
+            if entry.state is not State.DELETING:
+                await router.directory.begin_delete(name, entry.epoch)
+            serving = router.serving(name)
+            if serving is not None:
+                router.forget(serving)
+                await self._discard(serving)
+            await router.directory.finish_delete(name, entry.epoch)
+        await router.sweep(entry.disk_id)
+        return True
+
+    async def _discard(self, serving: Serving) -> None:
+        """Have an owner end without keeping anything."""
+        try:
+            asked = answer(serving.slot.actor.discard.remote(serving.epoch))
+            await asyncio.wait_for(asked, DISCARD_TIMEOUT_S)
+        except Exception:  # dead or silent: recovering its actor shows which
+            await self._router.recover(serving.slot)
+        else:
+            self._router.pool.release(serving.slot)
+
+
+def _info(
+    router: Router,
+    entry: Entry,
+    size: int,
+    serving: Serving | None = None,
+    found: Description | None = None,
+) -> ConversationInfo:
+    active_at = entry.last_active_at
+    if found is not None:
+        active_at = max(active_at, found.last_active_at)
+    migrating = entry.state is State.MIGRATING
+    return ConversationInfo(
+        name=entry.name,
+        state="migrating" if migrating else "hibernated" if serving is None else "active",
+        epoch=entry.epoch,
+        node_id=None if serving is None else serving.slot.node_id,
+        actor_id=None if serving is None else serving.slot.actor_id,
+        pid=None if serving is None else serving.slot.pid,
+        file_bytes=size,
+        quota_bytes=entry.quota_bytes or router.settings.quota_bytes,
+        created_at=iso_from_ms(entry.created_at),
+        last_active_at=iso_from_ms(active_at),
+    )

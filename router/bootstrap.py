@@ -1,0 +1,110 @@
+"""Finding the cluster to work on: the one that runs, or a private one of our own.
+
+Order, when no address is given: the cluster this process is in already; RAY_ADDRESS; the one whose
+router serves our storage root (it left word there); the one this machine's `ray start` made; else
+a local one is started and belongs to who started it.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+
+from .service import DEPLOYMENT_FILE, ROUTER_NAME
+from .settings import Settings
+
+CONNECT_TIMEOUT_S: Final = 1.0
+
+# For a cluster that we start: a script's environment is the workers' as it is.
+_LOCAL_ENVIRONMENT: Final = {
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+def join_or_start(address: str | None, namespace: str, settings: Settings) -> bool:
+    """Bring this process into a cluster; says whether that one was started here.
+
+    Args: `address` is what `ray.init` takes; "local" starts a private cluster in any case.
+    Raises: ConnectionError when a given address does not answer.
+    """
+    if ray.is_initialized():
+        if address == "local":
+            raise RuntimeError("this process is in a cluster already: ray.shutdown() first")
+        return False
+    if address is None:
+        address = os.environ.get("RAY_ADDRESS") or None
+    if address is None and _join_deployment(namespace, settings):
+        return False
+    if address is None:
+        address = _started_by_ray_start()
+    options: dict[str, Any] = {
+        "namespace": namespace,
+        "log_to_driver": settings.log_to_driver,
+        "logging_level": logging.ERROR,
+    }
+    if address not in (None, "local"):
+        ray.init(address=address, **options)
+        return False
+    for variable, value in _LOCAL_ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+    ray.init(address="local", include_dashboard=False, **options)
+    return True
+
+
+def _join_deployment(namespace: str, settings: Settings) -> bool:
+    """Join the cluster whose router serves our storage root, if one does."""
+    note = _read_note(settings.storage_root / DEPLOYMENT_FILE)
+    if note is None or note.get("namespace") != namespace or not _answers(note["address"]):
+        return False
+    try:
+        ray.init(
+            address=note["address"],
+            namespace=namespace,
+            log_to_driver=settings.log_to_driver,
+            logging_level=logging.ERROR,
+        )
+        ray.get_actor(ROUTER_NAME, namespace)
+    except Exception:  # the note is old: something else answers there now
+        with contextlib.suppress(Exception):
+            ray.shutdown()
+        return False
+    return True
+
+
+def _started_by_ray_start() -> str | None:
+    """Return the address of the cluster that `ray start` made here, if it is this user's."""
+    file = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    try:
+        if file.stat().st_uid != os.getuid():
+            return None
+        address = file.read_text().strip()
+    except OSError:
+        return None
+    return address if _answers(address) else None
+
+
+def _read_note(file: Path) -> dict[str, Any] | None:
+    try:
+        note = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    return note if isinstance(note, dict) and isinstance(note.get("address"), str) else None
+
+
+def _answers(address: str) -> bool:
+    """Say whether something listens at `host:port`."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return False
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S):
+            return True
+    except OSError:
+        return False

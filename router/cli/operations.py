@@ -1,0 +1,241 @@
+"""Commands of operation: status, migrate, drain, verify."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from rich.text import Text
+
+from sessions_actor.errors import SessionsActorError
+
+from ..render import clean, count, facts, size, table
+from .deployment import FAILED, PARTLY, UNSOUND, Deployment, command, infos
+
+if TYPE_CHECKING:
+    from ..client import Client
+    from ..models import DrainProgress, MigrationReport, NodeInfo
+
+T = TypeVar("T")
+
+MOVES_AT_ONCE = 4
+CHECKS_AT_ONCE = 4
+
+Names = Annotated[
+    list[str] | None, typer.Argument(help="Names of conversations.", show_default=False)
+]
+All = Annotated[bool, typer.Option("--all", help="Every conversation.")]
+Prefix = Annotated[str, typer.Option("--prefix", help="Every one whose name begins so.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    command(app, "status")(status)
+    command(app, "migrate")(migrate)
+    command(app, "drain")(drain)
+    command(app, "verify")(verify)
+
+
+async def status(deployment: Deployment) -> None:
+    """Show the nodes, and how many conversations are active or hibernate, and their size."""
+    out = deployment.output
+    states: Counter[str] = Counter()
+    total = 0
+    async with deployment.connect() as client:
+        nodes = await client.nodes()
+        with out.progress("Counting", None) as bar:
+            async for info in infos(client):
+                states[info.state] += 1
+                total += info.file_bytes
+                bar.at(states.total())
+    out.json(
+        {
+            "nodes": nodes,
+            "conversations": {"total": states.total(), **states},
+            "file_bytes": total,
+        }
+    )
+    counted = ", ".join(f"{number:,} {state}" for state, number in sorted(states.items()))
+    out.show(
+        facts(
+            [
+                ("namespace", deployment.namespace),
+                ("conversations", f"{states.total():,}" + (f" ({counted})" if counted else "")),
+                ("on disk", size(total)),
+                ("nodes", len(nodes)),
+            ]
+        ),
+        _node_table(nodes),
+    )
+
+
+def _node_table(nodes: "list[NodeInfo]") -> Any:
+    shown = table(
+        "NODE", "ADDRESS", "STATE", "ACTIVE", "IDLE", "LIMIT", right=("ACTIVE", "IDLE", "LIMIT")
+    )
+    for node in nodes:
+        shown.add_row(
+            node.node_id,
+            node.address,
+            Text(node.state, style="green" if node.state == "alive" else "yellow"),
+            f"{node.active:,}",
+            f"{node.idle:,}",
+            f"{node.max_active:,}",
+        )
+    return shown
+
+
+async def _chosen(
+    client: "Client", names: list[str] | None, everything: bool, prefix: str
+) -> list[str]:
+    """Return the names that a command's arguments mean.
+
+    Raises: ValueError when they name none or too much; ConversationNotFoundError.
+    """
+    if bool(names) == (everything or bool(prefix)):
+        raise ValueError("name the conversations, or say --all or --prefix")
+    if names:
+        for name in names:
+            await client.info(name)
+        return names
+    return [name async for name in client.list(prefix)]
+
+
+async def _each(
+    names: list[str],
+    work: Callable[[str], Awaitable[T]],
+    done: Callable[[int], None],
+    *,
+    at_once: int,
+) -> tuple[dict[str, T], dict[str, str]]:
+    """Do something to each conversation, some at a time; returns results and failures by name."""
+    results: dict[str, T] = {}
+    failures: dict[str, str] = {}
+    slots = asyncio.Semaphore(at_once)
+
+    async def one(name: str) -> None:
+        async with slots:
+            try:
+                results[name] = await work(name)
+            except (SessionsActorError, TimeoutError) as error:
+                failures[name] = str(error) or type(error).__name__
+            done(len(results) + len(failures))
+
+    async with asyncio.TaskGroup() as group:
+        for name in names:
+            group.create_task(one(name))
+    return results, failures
+
+
+async def migrate(
+    deployment: Deployment,
+    names: Names = None,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="NODE", help="Node to move to; else the best.")
+    ] = None,
+    everything: All = False,
+    prefix: Prefix = "",
+) -> int:
+    """Move conversations to other actors, verified, while they are read and written."""
+    out = deployment.output
+    async with deployment.connect() as client:
+        chosen = await _chosen(client, names, everything, prefix)
+        with out.progress("Migrating", len(chosen)) as bar:
+            reports, failures = await _each(
+                chosen, lambda name: client.migrate(name, to), bar.at, at_once=MOVES_AT_ONCE
+            )
+    out.json({"migrated": [reports[name] for name in sorted(reports)], "failed": failures})
+    _show_moves(deployment, [reports[name] for name in sorted(reports)], failures)
+    if failures:
+        return PARTLY if reports else FAILED
+    return 0
+
+
+def _show_moves(
+    deployment: Deployment, reports: "list[MigrationReport]", failures: dict[str, str]
+) -> None:
+    out = deployment.output
+    moved = table(
+        "NAME", "FROM", "TO", "MESSAGES", "SIZE", "TOOK", right=("MESSAGES", "SIZE", "TOOK")
+    )
+    for report in reports:
+        moved.add_row(
+            Text(clean(report.name)),
+            report.source_node_id[:8],
+            report.target_node_id[:8],
+            f"{report.messages:,}",
+            size(report.bytes),
+            f"{report.seconds:.2f} s",
+        )
+    if reports:
+        out.show(moved)
+    for name, reason in sorted(failures.items()):
+        out.warn(f"{name}: {reason}")
+    rows = sum(digest.rows for report in reports for digest in report.tables.values())
+    out.note(f"{count(len(reports), 'conversation')} moved, {count(rows, 'row')} verified")
+
+
+async def drain(
+    deployment: Deployment,
+    node_id: Annotated[str, typer.Argument(metavar="NODE", help="Node to empty, see `status`.")],
+) -> int:
+    """Move every conversation off a node, so that it can be taken away."""
+    out = deployment.output
+    async with deployment.connect() as client:
+        node = await _node(client, node_id)
+        with out.progress(f"Draining {node[:8]}", None) as bar:
+
+            def moved(step: DrainProgress) -> None:
+                bar.at(step.moved + step.failed, total=step.total)
+
+            report = await client.drain(node, progress=moved)
+    out.json(report)
+    _show_moves(deployment, list(report.reports), report.failed)
+    if report.failed:
+        return PARTLY if report.moved else FAILED
+    return 0
+
+
+async def _node(client: "Client", wanted: str) -> str:
+    """Find a node by its id or the beginning of it."""
+    found = [node.node_id for node in await client.nodes() if node.node_id.startswith(wanted)]
+    if len(found) != 1:
+        many = "several nodes have ids" if found else "no live node has an id"
+        raise ValueError(f"{many} beginning {wanted!r}: see `sessions-actor status`")
+    return found[0]
+
+
+async def verify(
+    deployment: Deployment, names: Names = None, everything: All = False, prefix: Prefix = ""
+) -> int:
+    """Check conversations: SQLite's integrity, parents, references, index, digests.
+
+    Without a name, all of them.
+    """
+    out = deployment.output
+    async with deployment.connect() as client:
+        everything = everything or not (names or prefix)
+        chosen = await _chosen(client, names, everything, prefix)
+        with out.progress("Verifying", len(chosen)) as bar:
+            found, failures = await _each(chosen, client.verify, bar.at, at_once=CHECKS_AT_ONCE)
+    faults = {name: problems for name, problems in sorted(found.items()) if problems}
+    out.json(
+        {
+            "verified": len(found),
+            "sound": len(found) - len(faults),
+            "problems": faults,
+            "failed": failures,
+        }
+    )
+    for name, problems in faults.items():
+        out.show(Text(clean(name), style="bold red"))
+        for problem in problems:
+            out.show(Text(f"  {clean(problem)}"))
+    for name, reason in sorted(failures.items()):
+        out.warn(f"{name}: {reason}")
+    sound = count(len(found) - len(faults), "conversation")
+    out.show(f"{sound} sound" + (f", {len(faults):,} with faults" if faults else ""))
+    if faults:
+        return UNSOUND
+    return FAILED if failures else 0

@@ -1,0 +1,259 @@
+"""The client: a deployment as Python sees it.
+
+`connect()` joins the running cluster or starts a local one, makes sure that a router serves it,
+and gives handles by name. A client that started its own cluster hibernates everything and ends it
+when it is left.
+"""
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Generator
+from typing import Any, Final, Self
+
+import ray
+
+from sessions_actor.handle import ConversationHandle
+
+from .bootstrap import join_or_start
+from .cluster import answer
+from .models import ConversationInfo, DrainProgress, DrainReport, MigrationReport, NodeInfo
+from .resolver import RouterResolver
+from .service import router_handle
+from .settings import Settings
+
+PAGE_NAMES: Final = 500
+# Handles remembered with the owners they found.
+HANDLES_KEPT: Final = 4096
+SHUT_DOWN_TIMEOUT_S: Final = 20.0
+PROGRESS_S: Final = 0.2
+
+
+# `list` is a method's name here.
+Lines = list[str]
+Nodes = list[NodeInfo]
+
+
+class NameList(AsyncIterator[str]):
+    """Names in order, page by page: iterate over it, or await it for a list."""
+
+    def __init__(self, names: AsyncIterator[str]) -> None:
+        self._names = names
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> str:
+        return await anext(self._names)
+
+    def __await__(self) -> Generator[Any, None, list[str]]:
+        return self._all().__await__()
+
+    async def _all(self) -> list[str]:
+        return [name async for name in self._names]
+
+
+class Client:
+    """A deployment. Made by `connect()`; enter it with `async with`."""
+
+    def __init__(self, address: str | None, namespace: str, settings: Settings) -> None:
+        self._address, self._namespace, self._asked = address, namespace, settings
+        self._settings = settings
+        self._owns_cluster = False
+        self._resolver = RouterResolver(namespace, settings.call_timeout_s)
+        self._handles: OrderedDict[str, ConversationHandle] = OrderedDict()
+
+    # -------------------------------------------------------------------- coming and going
+
+    async def __aenter__(self) -> Self:
+        self.join()
+        try:
+            await self.open()
+        except BaseException:
+            if self._owns_cluster:
+                ray.shutdown()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+        self.leave()
+
+    def join(self) -> None:
+        """Bring this process into the cluster; blocks for as long as Ray takes."""
+        self._owns_cluster = join_or_start(self._address, self._namespace, self._asked)
+
+    async def open(self) -> None:
+        """Make sure that a router serves the deployment.
+
+        Raises: StorageError when its storage root cannot be used; ValueError when settings that
+            were given explicitly are not those it runs with.
+        """
+        router = router_handle(self._namespace, self._asked)
+        running = Settings.model_validate_json(await answer(router.settings.remote()))
+        different = self._asked.conflicts(running)
+        if different:
+            told = "; ".join(
+                f"{field} is {runs!r}, not {asked!r}" for field, (asked, runs) in different.items()
+            )
+            raise ValueError(
+                f"this deployment runs with other settings ({told}): leave them out, or use"
+                " another namespace"
+            )
+        client_side = self._asked.model_dump(include={"call_timeout_s", "log_to_driver"})
+        self._settings = running.model_copy(update=client_side)
+
+    async def close(self) -> None:
+        """Hibernate what is active when the cluster is ours; otherwise it goes on serving."""
+        if self._owns_cluster:
+            with contextlib.suppress(Exception):  # what is active is durable all the same
+                router = router_handle(self._namespace, self._asked)
+                await asyncio.wait_for(router.shut_down.remote(), SHUT_DOWN_TIMEOUT_S)
+
+    def leave(self) -> None:
+        """End the cluster when it is ours."""
+        self._handles.clear()
+        if self._owns_cluster:
+            self._owns_cluster = False
+            ray.shutdown()
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force: the deployment's, and this client's own timeouts."""
+        return self._settings
+
+    # ------------------------------------------------------------------------ conversations
+
+    def get(self, name: str) -> ConversationHandle:
+        """Return the handle of a conversation, which its first call creates. No I/O.
+
+        Raises: ValueError unless the name is a string of 1 to 1,024 UTF-8 bytes.
+        """
+        handle = self._handles.get(name) if isinstance(name, str) else None
+        if handle is None:
+            handle = self._handles[name] = ConversationHandle(name, self._resolver)
+            while len(self._handles) > HANDLES_KEPT:
+                self._handles.popitem(last=False)
+        else:
+            self._handles.move_to_end(name)
+        return handle
+
+    def list(
+        self, prefix: str = "", limit: int | None = None, *, after: str | None = None
+    ) -> NameList:
+        """List the conversations' names in the order of their UTF-8 bytes.
+
+        Iterate over it (`async for`), or await it for all of them. Names made meanwhile appear if
+        they come after what was read; none is skipped or repeated.
+
+        Args: `after` begins behind a name, to go on where a list ended.
+        """
+        return NameList(self._names(prefix, limit, after))
+
+    async def _names(self, prefix: str, limit: int | None, after: str | None) -> AsyncIterator[str]:
+        left = limit
+        while left is None or left > 0:
+            count = PAGE_NAMES if left is None else min(PAGE_NAMES, left)
+            page: list[str] = await self._ask("page", prefix, after, count)
+            for name in page:
+                yield name
+            if len(page) < count:
+                return
+            after = page[-1]
+            left = None if left is None else left - count
+
+    async def info(self, name: str) -> ConversationInfo:
+        """Return what is known of a conversation; it stays asleep.
+
+        Raises: ConversationNotFoundError.
+        """
+        found: ConversationInfo = await self._ask("info", name)
+        return found
+
+    async def delete(self, name: str) -> bool:
+        """Delete a conversation with its file; says whether there was one."""
+        self._handles.pop(name, None)
+        return bool(await self._ask("delete", name))
+
+    async def hibernate(self, name: str) -> None:
+        """Let a conversation hibernate now; its next call wakes it.
+
+        Raises: ConversationNotFoundError.
+        """
+        await self._ask("hibernate", name)
+
+    async def set_quota(self, name: str, quota_bytes: int | None) -> None:
+        """Give a conversation a quota of its own from now on; None takes it away.
+
+        Raises: ConversationNotFoundError; ValueError for less than 256 KiB.
+        """
+        await self._ask("set_quota", name, quota_bytes)
+
+    async def verify(self, name: str) -> Lines:
+        """List what is wrong with a conversation: nothing when it is sound.
+
+        Raises: ConversationNotFoundError.
+        """
+        await self.info(name)
+        return await self.get(name).verify()
+
+    # ------------------------------------------------------------------------------- nodes
+
+    async def migrate(self, name: str, node_id: str | None = None) -> MigrationReport:
+        """Move a conversation to another actor, verified, while it is read and written.
+
+        Args: `node_id` says where; else the best node, its own if there is no other.
+        Raises: ConversationNotFoundError; ValueError for an unknown node; NoCapacityError;
+            MigrationFailedError, and it goes on where it was.
+        """
+        report: MigrationReport = await self._ask("migrate", name, node_id)
+        return report
+
+    async def drain(
+        self, node_id: str, *, progress: Callable[[DrainProgress], object] | None = None
+    ) -> DrainReport:
+        """Move every conversation off a node, which takes no new ones from then on.
+
+        Goes on in the router if the caller leaves; asking again waits for the same drain.
+
+        Args: `progress` is called from time to time.
+        Raises: ValueError for an unknown node; NoCapacityError when there is no other.
+        """
+        await self._ask("start_drain", node_id)
+        report = asyncio.ensure_future(self._ask("drain_report", node_id))
+        try:
+            while progress is not None and not report.done():
+                progress(await self._ask("drain_progress", node_id))
+                await asyncio.wait([report], timeout=PROGRESS_S)
+            found: DrainReport = await report
+        finally:
+            report.cancel()
+        return found
+
+    async def undrain(self, node_id: str) -> None:
+        """Let a node take conversations again."""
+        await self._ask("undrain", node_id)
+
+    async def nodes(self) -> Nodes:
+        """List the live nodes."""
+        found: Nodes = await self._ask("nodes")
+        return found
+
+    async def _ask(self, method: str, *args: Any) -> Any:
+        return await self._resolver.ask(lambda router: getattr(router, method).remote(*args))
+
+
+def connect(
+    address: str | None = None,
+    *,
+    namespace: str = "sessions",
+    settings: Settings | None = None,
+) -> Client:
+    """Return a client of the deployment in a namespace, to be entered with `async with`.
+
+    Args:
+        address: a Ray cluster's `host:port`; "auto" for a running one; "local" for a private one
+            that ends with the client; None for a running one, else a private one.
+        settings: those of the deployment if it starts here, and this client's timeouts.
+    """
+    return Client(address, namespace, settings or Settings())

@@ -1,0 +1,150 @@
+"""Ray as the router sees it: nodes, and the actors on them. The one seam to the cluster.
+
+Actors are detached and named, so that a router that starts again finds them; they hold a small Ray
+resource, so that a node with conversations is not taken for idle.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+import ray
+import ray.exceptions
+from ray.util import list_named_actors
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from sessions_actor.actor import CONTROL, Binding, ConversationActor, Description, actor_options
+
+T = TypeVar("T")
+
+ACTOR_PREFIX: Final = "conversation-"
+START_TIMEOUT_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """A live node and what it has."""
+
+    node_id: str
+    address: str
+    memory_bytes: int
+
+
+@dataclass(eq=False, slots=True)
+class Slot:
+    """One actor process; `name` is the conversation it was given, None while it is idle."""
+
+    actor_name: str
+    actor: Any
+    node_id: str
+    disk_id: str
+    actor_id: str
+    pid: int
+    name: str | None = None
+    idle_since: float = 0.0
+
+
+class Cluster(Protocol):
+    """What the router needs of a cluster."""
+
+    async def nodes(self) -> list[ClusterNode]:
+        """Return the live nodes."""
+
+    async def start_actor(self, node_id: str) -> Slot:
+        """Start an actor process on a node and wait until it answers.
+
+        Raises: StorageError when the node's storage root cannot be used; RayError.
+        """
+
+    async def find_actors(self) -> list[tuple[str, Any]]:
+        """Return the actors that are there already: name and handle."""
+
+    async def ping(self, actor: Any, timeout_s: float) -> Binding:
+        """Ask an actor what it is bound to. Raises: TimeoutError; RayActorError."""
+
+    async def describe(self, actor: Any, timeout_s: float) -> Description:
+        """Ask an actor about itself. Raises: TimeoutError; RayActorError; StorageError."""
+
+    async def kill(self, actor: Any) -> None:
+        """End an actor's process, frozen or not."""
+
+
+async def answer(asked: Awaitable[T]) -> T:
+    """Await a Ray call, raising what the callee raised as it was."""
+    try:
+        return await asked
+    except ray.exceptions.RayTaskError as error:
+        raise unwrapped(error) from None
+
+
+def unwrapped(error: Exception) -> Exception:
+    """Return what a callee raised, without the wrapping that Ray gives it."""
+    if isinstance(error, ray.exceptions.RayTaskError) and isinstance(error.cause, Exception):
+        return error.cause
+    return error
+
+
+class RayCluster:
+    """A real cluster."""
+
+    def __init__(self, namespace: str, storage_root: str, actor_cpus: float) -> None:
+        self._namespace, self._storage_root = namespace, storage_root
+        self._actor_class = ray.remote(num_cpus=actor_cpus, **actor_options())(ConversationActor)
+
+    async def nodes(self) -> list[ClusterNode]:
+        found = await asyncio.to_thread(ray.nodes)
+        return [
+            ClusterNode(
+                node["NodeID"],
+                node["NodeManagerAddress"],
+                int(node["Resources"].get("memory", 0)),
+            )
+            for node in found
+            if node["Alive"]
+        ]
+
+    async def start_actor(self, node_id: str) -> Slot:
+        name = ACTOR_PREFIX + uuid.uuid4().hex
+        actor: Any = self._actor_class.options(
+            name=name,
+            namespace=self._namespace,
+            lifetime="detached",
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        ).remote(self._storage_root)
+        try:
+            found = await self.describe(actor, START_TIMEOUT_S)
+        except BaseException:
+            ray.kill(actor)
+            raise
+        return slot_of(name, actor, found)
+
+    async def find_actors(self) -> list[tuple[str, Any]]:
+        names = await asyncio.to_thread(list_named_actors, True)
+        found = []
+        for one in names:
+            name = one["name"]
+            if one["namespace"] == self._namespace and name.startswith(ACTOR_PREFIX):
+                try:
+                    actor = await asyncio.to_thread(ray.get_actor, name, self._namespace)
+                except ValueError:  # it ended meanwhile
+                    continue
+                found.append((name, actor))
+        return found
+
+    async def ping(self, actor: Any, timeout_s: float) -> Binding:
+        asked = actor.ping.options(concurrency_group=CONTROL).remote()
+        return await asyncio.wait_for(answer(asked), timeout_s)
+
+    async def describe(self, actor: Any, timeout_s: float) -> Description:
+        asked = actor.describe.options(concurrency_group=CONTROL).remote()
+        return await asyncio.wait_for(answer(asked), timeout_s)
+
+    async def kill(self, actor: Any) -> None:
+        ray.kill(actor)
+
+
+def slot_of(actor_name: str, actor: Any, found: Description) -> Slot:
+    """Make a slot of an actor that described itself."""
+    return Slot(actor_name, actor, found.node_id, found.disk_id, found.actor_id, found.pid)

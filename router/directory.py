@@ -1,0 +1,413 @@
+"""The directory: which conversations there are, who owns each, where its file lies. Durable.
+
+Rules:
+- A change of ownership is one statement that compares the epoch it saw and sets the next: of two
+  that race, one wins and the other is told.
+- An epoch never returns, also when a conversation is deleted and made again under its name: a new
+  one starts above the highest epoch of any that was deleted.
+- A file belongs to a *disk*, not to a node: nodes get new ids at every start, disks do not. Its
+  name carries the epoch at which it was made (its generation), so no path is used twice.
+- A file that no conversation needs any more is noted as waste by the very statement that lets go
+  of it, and struck off when it is gone.
+
+What it does not do: talk to actors or nodes, or decide anything. It is not the caller's cache.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from sessions_actor.codec import dumps, loads
+from sessions_actor.limits import NAME_BYTES_MAX
+from sessions_actor.names import check_name, file_stem
+from sessions_actor.storage import Storage
+
+DIRECTORY_FILE: Final = "directory.sqlite"
+CONVERSATIONS_FOLDER: Final = "conversations"
+DIRECTORY_BYTES_MAX: Final = 1 << 40
+PAGE_NAMES_MAX: Final = 1000
+SCHEMA_VERSION: Final = 1
+
+assert NAME_BYTES_MAX * PAGE_NAMES_MAX < DIRECTORY_BYTES_MAX
+
+
+class State(StrEnum):
+    """What the directory holds true of a conversation."""
+
+    HIBERNATED = "hibernated"
+    ACTIVE = "active"
+    MIGRATING = "migrating"
+    DELETING = "deleting"
+
+
+# From each state, the states that one step leads to. ACTIVE to ACTIVE is a new owner after the
+# old one was lost; MIGRATING to ACTIVE ends a migration, switched or given up; MIGRATING to
+# HIBERNATED finds the source gone.
+TRANSITIONS: Final[dict[State, frozenset[State]]] = {
+    State.HIBERNATED: frozenset({State.ACTIVE, State.DELETING}),
+    State.ACTIVE: frozenset({State.ACTIVE, State.HIBERNATED, State.MIGRATING, State.DELETING}),
+    State.MIGRATING: frozenset({State.ACTIVE, State.HIBERNATED}),
+    State.DELETING: frozenset(),
+}
+assert set(TRANSITIONS) == set(State)
+
+
+def sources(target: State) -> tuple[State, ...]:
+    """Return the states from which one step leads to this one."""
+    return tuple(state for state in State if target in TRANSITIONS[state])
+
+
+class Owner(NamedTuple):
+    """An actor that a conversation is given to, and the disk its node mounts."""
+
+    node_id: str
+    actor: str
+    disk_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row. `node_id` and `actor` are None while it hibernates; times are in ms.
+
+    `target` is the owner-to-be of a migration that has not switched, with its epoch.
+    """
+
+    name: str
+    state: State
+    epoch: int
+    generation: int
+    disk_id: str
+    node_id: str | None
+    actor: str | None
+    quota_bytes: int | None
+    file_bytes: int
+    created_at: int
+    last_active_at: int
+    target: dict[str, Any] | None = None
+
+    @property
+    def file(self) -> str:
+        """The file's path below the storage root."""
+        return file_of(self.name, self.generation)
+
+
+class Waste(NamedTuple):
+    """A file that nobody needs any more."""
+
+    disk_id: str
+    file: str
+
+
+def file_of(name: str, generation: int) -> str:
+    """Return the path, below the storage root, of the file made at an epoch."""
+    return f"{CONVERSATIONS_FOLDER}/{file_stem(name)}.{generation}.sqlite"
+
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS conversations (
+  name BLOB PRIMARY KEY NOT NULL,
+  state TEXT NOT NULL,
+  epoch INTEGER NOT NULL,
+  generation INTEGER NOT NULL,
+  disk_id TEXT NOT NULL,
+  node_id TEXT,
+  actor TEXT,
+  quota_bytes INTEGER,
+  file_bytes INTEGER NOT NULL,
+  created_at INTEGER NOT NULL,
+  last_active_at INTEGER NOT NULL,
+  target TEXT
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS conversations_owned ON conversations (state)
+  WHERE state <> 'hibernated';
+CREATE TABLE IF NOT EXISTS waste (
+  disk_id TEXT NOT NULL, file TEXT NOT NULL, PRIMARY KEY (disk_id, file)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS nodes (
+  node_id TEXT PRIMARY KEY NOT NULL, disk_id TEXT NOT NULL, draining INTEGER NOT NULL
+) WITHOUT ROWID;
+"""
+
+_COLUMNS = (
+    "name, state, epoch, generation, disk_id, node_id, actor, quota_bytes, file_bytes,"
+    " created_at, last_active_at, target"
+)
+_FLOOR = "epoch_floor"
+
+
+def _among(states: Sequence[State]) -> str:
+    return ", ".join(f"'{state}'" for state in states)
+
+
+class Directory:
+    """The durable map from names to owners.
+
+    Methods that write return once the change is durable.
+    Raises: StorageError when the file cannot be opened, or another router has it open.
+    """
+
+    def __init__(self, root: Path, *, now_ms: Callable[[], int] | None = None) -> None:
+        self._storage = Storage(root / DIRECTORY_FILE, quota_bytes=DIRECTORY_BYTES_MAX)
+        self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
+        self._storage.sql.exec(_SCHEMA)
+        self._storage.meta.put({"directory_schema": SCHEMA_VERSION})
+
+    def close(self) -> None:
+        """Commit and close the file."""
+        self._storage.close()
+
+    # ------------------------------------------------------------------------------- reads
+
+    def get(self, name: str) -> Entry | None:
+        """Return a conversation's row, or None."""
+        row = self._storage.fetch_one(
+            f"SELECT {_COLUMNS} FROM conversations WHERE name = ?", (check_name(name),)
+        )
+        return None if row is None else _entry(row)
+
+    def page(self, prefix: str = "", after: str | None = None, limit: int = 100) -> list[str]:
+        """List names in the order of their UTF-8 bytes, those after a name when one is given.
+
+        Cost: the rows returned.
+        """
+        low = prefix.encode()
+        bounds = ["name >= ?", "state <> 'deleting'"]
+        params: list[Any] = [low]
+        high = _successor(low)
+        if high is not None:
+            bounds.append("name < ?")
+            params.append(high)
+        if after is not None:
+            bounds.append("name > ?")
+            params.append(after.encode())
+        rows = self._storage.fetch(
+            f"SELECT name FROM conversations WHERE {' AND '.join(bounds)} ORDER BY name LIMIT ?",
+            (*params, limit),
+        )
+        return [row[0].decode() for row in rows]
+
+    def unsettled(self) -> list[Entry]:
+        """Return every conversation that does not hibernate."""
+        rows = self._storage.fetch(
+            f"SELECT {_COLUMNS} FROM conversations WHERE state <> 'hibernated'"
+        )
+        return [_entry(row) for row in rows]
+
+    def on_disk(self, disk_id: str, after: str | None, limit: int) -> list[Entry]:
+        """Return conversations whose file lies on a disk, ordered by name."""
+        rows = self._storage.fetch(
+            f"SELECT {_COLUMNS} FROM conversations WHERE disk_id = ? AND name > ?"
+            " AND state <> 'deleting' ORDER BY name LIMIT ?",
+            (disk_id, b"" if after is None else after.encode(), limit),
+        )
+        return [_entry(row) for row in rows]
+
+    def count(self) -> int:
+        """Return how many conversations there are. Cost: a scan of the index."""
+        return int(self._storage.fetch("SELECT count(*) FROM conversations")[0][0])
+
+    async def durable(self) -> None:
+        """Wait until everything that a read may have seen is durable."""
+        await self._storage.durable()
+
+    # --------------------------------------------------------------------------- ownership
+
+    async def create(self, name: str, owner: Owner) -> Entry | None:
+        """Make a conversation, active with its first owner; None when the name exists."""
+        now = self._now_ms()
+        return await self._change(
+            f"INSERT INTO conversations SELECT ?, '{State.ACTIVE}', floor + 1, floor + 1, ?, ?, ?,"
+            " NULL, 0, ?, ?, NULL"
+            " FROM (SELECT coalesce((SELECT value FROM sessions_actor_meta WHERE key = ?), 0)"
+            " AS floor) WHERE true ON CONFLICT (name) DO NOTHING",
+            (check_name(name), owner.disk_id, owner.node_id, owner.actor, now, now, _FLOOR),
+        )
+
+    async def activate(self, name: str, epoch: int, owner: Owner) -> Entry | None:
+        """Give a conversation to an owner under the next epoch; None when the epoch moved on."""
+        return await self._change(
+            f"UPDATE conversations SET state = '{State.ACTIVE}', epoch = epoch + 1, node_id = ?,"
+            " actor = ?, target = NULL, last_active_at = max(last_active_at, ?)"
+            f" WHERE name = ? AND epoch = ? AND disk_id = ?"
+            f" AND state IN ({_among(sources(State.ACTIVE))})",
+            (
+                owner.node_id,
+                owner.actor,
+                self._now_ms(),
+                check_name(name),
+                epoch,
+                owner.disk_id,
+            ),
+        )
+
+    async def raise_epoch(self, name: str, epoch: int, at_least: int) -> Entry | None:
+        """Follow a file that carries a later epoch than this directory knew of."""
+        return await self._change(
+            "UPDATE conversations SET epoch = ? WHERE name = ? AND epoch = ? AND epoch < ?",
+            (at_least, check_name(name), epoch, at_least),
+        )
+
+    async def hibernate(
+        self, name: str, epoch: int, *, file_bytes: int | None, last_active_at: int | None
+    ) -> Entry | None:
+        """Note that nobody owns a conversation; None when another epoch does."""
+        return await self._change(
+            f"UPDATE conversations SET state = '{State.HIBERNATED}', node_id = NULL, actor = NULL,"
+            " target = NULL, file_bytes = coalesce(?, file_bytes),"
+            " last_active_at = max(last_active_at, coalesce(?, 0))"
+            f" WHERE name = ? AND epoch = ? AND state IN ({_among(sources(State.HIBERNATED))})",
+            (file_bytes, last_active_at, check_name(name), epoch),
+        )
+
+    async def forget_new(self, name: str, epoch: int) -> None:
+        """Undo `create` when the first activation failed: no file holds anything yet."""
+        await self._remove(name, epoch, State.ACTIVE)
+
+    # -------------------------------------------------------------------------- migration
+
+    async def begin_migration(self, name: str, epoch: int, target: Owner) -> Entry | None:
+        """Note where a conversation is going; its owner stays. The target's epoch is the next."""
+        text = dumps({**target._asdict(), "epoch": epoch + 1}).decode()
+        return await self._change(
+            f"UPDATE conversations SET state = '{State.MIGRATING}', target = ?"
+            f" WHERE name = ? AND epoch = ? AND state IN ({_among(sources(State.MIGRATING))})",
+            (text, check_name(name), epoch),
+        )
+
+    async def switch(self, name: str, epoch: int, target: Owner) -> Entry | None:
+        """Make the target the owner, under the next epoch and with its own file.
+
+        The source's file becomes waste in the same transaction.
+        """
+
+        def op() -> Entry | None:
+            before = self.get(name)
+            after = self._apply(
+                f"UPDATE conversations SET state = '{State.ACTIVE}', epoch = epoch + 1,"
+                " generation = epoch + 1, disk_id = ?, node_id = ?, actor = ?, target = NULL"
+                f" WHERE name = ? AND epoch = ? AND state = '{State.MIGRATING}'",
+                (target.disk_id, target.node_id, target.actor, check_name(name), epoch),
+            )
+            if after is not None and before is not None:
+                self._note_waste(before.disk_id, before.file)
+            return after
+
+        return await self._storage.submit(op)
+
+    async def abandon_migration(self, name: str, epoch: int) -> Entry | None:
+        """Leave the source as the owner; the target's file becomes waste."""
+
+        def op() -> Entry | None:
+            before = self.get(name)
+            after = self._apply(
+                f"UPDATE conversations SET state = '{State.ACTIVE}', target = NULL"
+                f" WHERE name = ? AND epoch = ? AND state = '{State.MIGRATING}'",
+                (check_name(name), epoch),
+            )
+            if after is not None and before is not None and before.target is not None:
+                target = before.target
+                self._note_waste(target["disk_id"], file_of(name, target["epoch"]))
+            return after
+
+        return await self._storage.submit(op)
+
+    # --------------------------------------------------------------------------- deletion
+
+    async def begin_delete(self, name: str, epoch: int) -> Entry | None:
+        """Take a conversation out of sight; None when the epoch moved on."""
+        return await self._change(
+            f"UPDATE conversations SET state = '{State.DELETING}'"
+            f" WHERE name = ? AND epoch = ? AND state IN ({_among(sources(State.DELETING))})",
+            (check_name(name), epoch),
+        )
+
+    async def finish_delete(self, name: str, epoch: int) -> None:
+        """Forget a conversation and note its file as waste."""
+        await self._remove(name, epoch, State.DELETING)
+
+    async def _remove(self, name: str, epoch: int, state: State) -> None:
+        def op() -> None:
+            before = self.get(name)
+            if before is None or before.epoch != epoch or before.state is not state:
+                return
+            self._storage.write("DELETE FROM conversations WHERE name = ?", (check_name(name),))
+            self._note_waste(before.disk_id, before.file)
+            floor = self._storage.meta.get(_FLOOR) or 0
+            self._storage.meta.put({_FLOOR: max(floor, epoch)})
+
+        await self._storage.submit(op)
+
+    # ------------------------------------------------------------------------------- facts
+
+    async def set_quota(self, name: str, quota_bytes: int | None) -> Entry | None:
+        """Give a conversation a quota of its own; None takes it away."""
+        return await self._change(
+            "UPDATE conversations SET quota_bytes = ? WHERE name = ?",
+            (quota_bytes, check_name(name)),
+        )
+
+    def waste(self, disk_id: str, limit: int = 100) -> list[Waste]:
+        """Return files on a disk that may be removed."""
+        rows = self._storage.fetch(
+            "SELECT disk_id, file FROM waste WHERE disk_id = ? LIMIT ?", (disk_id, limit)
+        )
+        return [Waste(*row) for row in rows]
+
+    async def removed(self, files: Sequence[Waste]) -> None:
+        """Strike off files that are gone."""
+        await self._storage.submit(
+            lambda: self._storage.write_many(
+                "DELETE FROM waste WHERE disk_id = ? AND file = ?", [tuple(file) for file in files]
+            )
+        )
+
+    def _note_waste(self, disk_id: str, file: str) -> None:
+        self._storage.write("INSERT OR IGNORE INTO waste VALUES (?, ?)", (disk_id, file))
+
+    def nodes(self) -> dict[str, tuple[str, bool]]:
+        """Return what is known of nodes: id -> (disk, draining)."""
+        rows = self._storage.fetch("SELECT node_id, disk_id, draining FROM nodes")
+        return {node_id: (disk_id, bool(draining)) for node_id, disk_id, draining in rows}
+
+    async def note_node(self, node_id: str, disk_id: str, *, draining: bool) -> None:
+        """Remember a node's disk and whether it is being emptied."""
+        await self._storage.submit(
+            lambda: self._storage.write(
+                "INSERT INTO nodes VALUES (?, ?, ?) ON CONFLICT (node_id)"
+                " DO UPDATE SET disk_id = excluded.disk_id, draining = excluded.draining",
+                (node_id, disk_id, draining),
+            )
+        )
+
+    async def forget_nodes(self, node_ids: Sequence[str]) -> None:
+        """Drop nodes that are gone for good: a node's id never returns."""
+        await self._storage.submit(
+            lambda: self._storage.write_many(
+                "DELETE FROM nodes WHERE node_id = ?", [(node_id,) for node_id in node_ids]
+            )
+        )
+
+    # ------------------------------------------------------------------------------ within
+
+    def _apply(self, query: str, params: Sequence[Any]) -> Entry | None:
+        """Run one changing statement inside an op; the row as it stands after it."""
+        rows = list(self._storage.connection.execute(f"{query} RETURNING {_COLUMNS}", params))
+        return _entry(rows[0]) if rows else None
+
+    async def _change(self, query: str, params: Sequence[Any]) -> Entry | None:
+        return await self._storage.submit(lambda: self._apply(query, params))
+
+
+def _entry(row: Sequence[Any]) -> Entry:
+    name, state, *rest, target = row
+    values = (name.decode(), State(state), *rest, None if target is None else loads(target))
+    return Entry(*values)
+
+
+def _successor(prefix: bytes) -> bytes | None:
+    """Return the least bytes above everything that begins with a prefix; None for all names."""
+    # No UTF-8 text holds the byte 0xFF, so the last byte can always be raised.
+    return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else None

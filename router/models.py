@@ -1,0 +1,83 @@
+"""What the client's methods return: frozen, picklable records.
+
+Times are ISO 8601 in UTC with milliseconds; sizes are bytes.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sessions_actor.transfer import TableDigest
+
+ConversationStatus = Literal["active", "hibernated", "migrating"]
+NodeStatus = Literal["alive", "draining"]
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationInfo:
+    """What the directory and the owner know of one conversation.
+
+    `node_id`, `actor_id` and `pid` are None while it hibernates.
+    """
+
+    name: str
+    state: ConversationStatus
+    epoch: int
+    node_id: str | None
+    actor_id: str | None
+    pid: int | None
+    file_bytes: int
+    quota_bytes: int
+    created_at: str
+    last_active_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """A live node: its disk is None until an actor has run there; `idle` actors wait for work."""
+
+    node_id: str
+    address: str
+    state: NodeStatus
+    disk_id: str | None
+    active: int
+    idle: int
+    max_active: int
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationReport:
+    """A finished migration, verified table by table.
+
+    `epoch` is the target's, `bytes` its file's size; `seconds` counts from the call on.
+    """
+
+    name: str
+    source_node_id: str
+    target_node_id: str
+    epoch: int
+    tables: dict[str, TableDigest]
+    messages: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrainProgress:
+    """How far the emptying of a node has come."""
+
+    node_id: str
+    total: int
+    moved: int
+    failed: int
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReport:
+    """A finished drain: what moved, and why what stayed did (name -> reason)."""
+
+    node_id: str
+    moved: int
+    reports: tuple[MigrationReport, ...] = ()
+    failed: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0

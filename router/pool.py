@@ -1,0 +1,305 @@
+"""Actor processes, kept warm and handed out.
+
+A process costs half a second to start, binding a warm one a few milliseconds: so actors are
+reused and a few idle ones stand ready. When none does, the least recently used idle conversation
+makes room; another process starts, up to `max_active` per node, when none can make room or when
+the one asked for was itself evicted a moment ago. Who asks first is served first; who waits too
+long gets NoCapacityError.
+
+It knows processes, not conversations: what may be evicted is the router's to say.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from sessions_actor.errors import NoCapacityError, SessionsActorError
+
+from .cluster import Cluster, ClusterNode, Slot
+from .placement import NodeView, default_max_active
+
+Choose = Callable[[list[NodeView]], list[NodeView]]
+"""Orders the nodes that may serve a request, best first."""
+
+# Processes that start at once on one node: each takes a core for half a second.
+STARTS_MAX: Final = 2
+# Conversations that make room at once on one node.
+EVICTIONS_MAX: Final = 4
+# How often those who wait look for room while nothing is given back.
+PATIENCE_S: Final = 0.02
+# Idle actors above `warm_actors` are ended after this.
+IDLE_KEEP_S: Final = 60.0
+
+
+class _Waiter:
+    __slots__ = ("choose", "found", "grow", "since")
+
+    def __init__(self, choose: Choose, since: float, grow: bool) -> None:
+        self.choose, self.since, self.grow = choose, since, grow
+        self.found: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
+
+
+class Pool:
+    """The actor processes of all nodes.
+
+    Args:
+        evict: hibernates some conversation of a node, given how long someone has waited; says
+            whether it did.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        warm_actors: int,
+        max_active: int | None,
+        evict: Callable[[str, float], Awaitable[bool]],
+    ) -> None:
+        self._cluster = cluster
+        self._warm, self._max_active, self._evict = warm_actors, max_active, evict
+        self._nodes: dict[str, ClusterNode] = {}
+        self._disks: dict[str, str] = {}
+        self._draining: set[str] = set()
+        self._slots: dict[str, Slot] = {}
+        self._starting: Counter[str] = Counter()
+        self._waiters: list[_Waiter] = []
+        self._changed = asyncio.Event()
+        self._pump: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    # ------------------------------------------------------------------------------- nodes
+
+    async def refresh(self) -> list[Slot]:
+        """Look at the cluster; returns the slots that went with nodes which are gone."""
+        nodes = {node.node_id: node for node in await self._cluster.nodes()}
+        gone = [slot for slot in self._slots.values() if slot.node_id not in nodes]
+        self._nodes = nodes
+        for slot in gone:
+            self.discard(slot)
+        self._changed.set()
+        return gone
+
+    def set_disk(self, node_id: str, disk_id: str) -> None:
+        """Note which disk a node mounts."""
+        self._disks[node_id] = disk_id
+
+    def set_draining(self, node_id: str, draining: bool) -> None:
+        """Keep new conversations off a node, or let them come again."""
+        (self._draining.add if draining else self._draining.discard)(node_id)
+
+    @property
+    def nodes(self) -> dict[str, ClusterNode]:
+        """The live nodes by id."""
+        return self._nodes
+
+    @property
+    def slots(self) -> list[Slot]:
+        """Every actor process."""
+        return list(self._slots.values())
+
+    def views(self) -> list[NodeView]:
+        """Return the live nodes as placement sees them."""
+        active: Counter[str] = Counter()
+        idle: Counter[str] = Counter()
+        for slot in self._slots.values():
+            (idle if slot.name is None else active)[slot.node_id] += 1
+        return [
+            NodeView(
+                node_id,
+                self._disks.get(node_id),
+                active[node_id],
+                idle[node_id],
+                active[node_id] + idle[node_id] + self._starting[node_id],
+                self._max_active or default_max_active(node.memory_bytes),
+                node_id in self._draining,
+            )
+            for node_id, node in self._nodes.items()
+        ]
+
+    def slot_on_disk(self, disk_id: str) -> Slot | None:
+        """Return some actor of a node that mounts a disk, for chores."""
+        return next((slot for slot in self._slots.values() if slot.disk_id == disk_id), None)
+
+    # --------------------------------------------------------------------------- processes
+
+    async def acquire(
+        self, name: str, choose: Choose, wait_s: float, *, grow: bool = False
+    ) -> Slot:
+        """Return an idle actor, now bound to a name; waits for one up to `wait_s`.
+
+        Args: `grow` says that more processes would serve this conversation.
+        Raises: NoCapacityError; StorageError when the only nodes that could serve cannot write.
+        """
+        waiter = _Waiter(choose, asyncio.get_running_loop().time(), grow)
+        self._waiters.append(waiter)
+        self._assign()
+        if not waiter.found.done():
+            self._wake_pump()
+        try:
+            slot = await asyncio.wait_for(waiter.found, wait_s)
+        except TimeoutError:
+            raise NoCapacityError(len(choose(self.views()))) from None
+        except asyncio.CancelledError:
+            if waiter.found.done() and not waiter.found.cancelled():
+                self.release(waiter.found.result())
+            raise
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+        slot.name = name
+        self.keep_warm()
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        """Take back an actor that is idle again."""
+        if self._slots.get(slot.actor_name) is slot:
+            slot.name = None
+            slot.idle_since = asyncio.get_running_loop().time()
+            self._assign()
+            self._changed.set()
+
+    def discard(self, slot: Slot) -> None:
+        """Forget an actor that is gone."""
+        self._slots.pop(slot.actor_name, None)
+        self._changed.set()
+
+    def add(self, slot: Slot) -> None:
+        """Take in an actor; it is idle unless its name is set."""
+        self._slots[slot.actor_name] = slot
+        self._disks[slot.node_id] = slot.disk_id
+        slot.idle_since = asyncio.get_running_loop().time()
+        self._assign()
+        self._changed.set()
+
+    def keep_warm(self) -> None:
+        """Start idle actors where too few stand ready, on nodes that serve conversations."""
+        for node in self.views():
+            spare = node.idle + self._starting[node.node_id]
+            if not node.draining and node.disk_id is not None:
+                for _ in range(min(self._warm - spare, node.max_active - node.processes)):
+                    self._start(node.node_id)
+
+    async def trim(self) -> None:
+        """End idle actors that nobody needed for a while."""
+        now = asyncio.get_running_loop().time()
+        for node in self.views():
+            idle = [s for s in self._slots.values() if s.node_id == node.node_id and not s.name]
+            idle.sort(key=lambda slot: slot.idle_since)
+            keep = 0 if node.draining else self._warm
+            for slot in idle[: max(0, len(idle) - keep)]:
+                if now - slot.idle_since >= IDLE_KEEP_S:
+                    self.discard(slot)
+                    await self._cluster.kill(slot.actor)
+
+    async def close(self) -> None:
+        """Stop starting and waiting; processes are left as they are."""
+        self._closed = True
+        for waiter in self._waiters:
+            waiter.found.cancel()
+        tasks = [*self._tasks, *([self._pump] if self._pump else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------------------ within
+
+    def _assign(self) -> None:
+        """Give idle actors to those who wait, first come first served."""
+        waiting = []
+        for waiter in self._waiters:
+            if waiter.found.done():
+                continue
+            slot = self._idle_for(waiter)
+            if slot is None:
+                waiting.append(waiter)
+                continue
+            slot.name = ""  # taken; the waiter names it when it wakes
+            waiter.found.set_result(slot)
+        self._waiters = waiting
+
+    def _idle_for(self, waiter: _Waiter) -> Slot | None:
+        if all(slot.name is not None for slot in self._slots.values()):
+            return None
+        for node in waiter.choose(self.views()):
+            for slot in self._slots.values():
+                if slot.name is None and slot.node_id == node.node_id:
+                    return slot
+        return None
+
+    def _wake_pump(self) -> None:
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._serve_waiters())
+
+    async def _serve_waiters(self) -> None:
+        """Grow and evict until nobody waits."""
+        while self._waiters and not self._closed:
+            self._changed.clear()
+            self._grow()
+            await self._make_room()
+            self._assign()
+            if self._waiters:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), PATIENCE_S)
+
+    def _grow(self) -> None:
+        """Start processes for those whom an eviction does not help, a few at a time."""
+        now = asyncio.get_running_loop().time()
+        wanted: Counter[str] = Counter()
+        for waiter in self._waiters:
+            for node in waiter.choose(self.views()):
+                if node.processes + wanted[node.node_id] >= node.max_active:
+                    continue
+                if waiter.grow or node.active == 0 or now - waiter.since >= PATIENCE_S:
+                    wanted[node.node_id] += 1
+                break
+        for node_id, count in wanted.items():
+            for _ in range(min(count, STARTS_MAX) - self._starting[node_id]):
+                self._start(node_id)
+
+    async def _make_room(self) -> None:
+        """Have conversations evicted on the nodes that those who wait need."""
+        now = asyncio.get_running_loop().time()
+        wanted: Counter[str] = Counter()
+        waited: dict[str, float] = {}
+        for waiter in self._waiters:
+            for node in waiter.choose(self.views()):
+                if node.active:
+                    wanted[node.node_id] += 1
+                    waited.setdefault(node.node_id, now - waiter.since)
+                    break
+        await asyncio.gather(
+            *(
+                self._evict(node_id, waited[node_id])
+                for node_id, count in wanted.items()
+                for _ in range(min(count, EVICTIONS_MAX))
+            )
+        )
+
+    def _start(self, node_id: str) -> None:
+        self._starting[node_id] += 1
+        task = asyncio.create_task(self._start_actor(node_id))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start_actor(self, node_id: str) -> None:
+        try:
+            slot = await self._cluster.start_actor(node_id)
+        except asyncio.CancelledError:
+            raise
+        except SessionsActorError as error:
+            # The node cannot serve at all; who can go nowhere else is told why.
+            for waiter in self._waiters:
+                nodes = waiter.choose(self.views())
+                if [node.node_id for node in nodes] == [node_id] and not waiter.found.done():
+                    waiter.found.set_exception(error)
+        except Exception:
+            # The node is going or has no room: those who wait go on waiting for another.
+            await asyncio.sleep(PATIENCE_S)
+        else:
+            self.add(slot)
+        finally:
+            self._starting[node_id] -= 1
+            self._changed.set()

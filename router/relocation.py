@@ -1,0 +1,322 @@
+"""Moving conversations: one to another actor, or all that a node holds to others.
+
+The router's part of a migration: the name's lock, the target's actor and file, the seal, the
+directory's states, the switch, and what is left to clean up; `migration` copies and verifies.
+Until the switch, one compare-and-set in the directory, the source is the owner and any failure
+leaves it serving; from the switch on the target is, and what remains of the source is waste.
+Callers meanwhile wait at the sealed source and are sent on; none sees an error.
+"""
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Protocol
+
+from sessions_actor.actor import ActivationSpec
+from sessions_actor.errors import (
+    ConversationNotFoundError,
+    MigrationFailedError,
+    NoCapacityError,
+    SessionsActorError,
+)
+from sessions_actor.names import check_name
+
+from . import migration
+from .cluster import Slot, answer, unwrapped
+from .directory import Entry, Owner, State, file_of
+from .migration import Copied, End
+from .models import DrainProgress, DrainReport, MigrationReport
+from .placement import NodeView, migration_targets
+from .router import Router, Serving
+
+DRAIN_MOVES_AT_ONCE: Final = 2
+DRAIN_PAGE: Final = 100
+DISCARD_TIMEOUT_S: Final = 30.0
+# How long calls that take long may go on before a seal cuts them short.
+SEAL_PATIENCE_S: Final = 5.0
+
+
+class Copy(Protocol):
+    """Copies a sealed conversation into a target's empty file, and verifies it."""
+
+    async def __call__(self, name: str, source: End, target: End) -> Copied: ...
+
+
+@dataclass(slots=True)
+class _Drain:
+    """A drain under way."""
+
+    node_id: str
+    task: asyncio.Task[None] | None = None
+    total: int = 0
+    moved: int = 0
+    reports: list[MigrationReport] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+    error: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.task is not None and self.task.done()
+
+
+class Relocation:
+    """Migrations and drains over a router."""
+
+    def __init__(self, router: Router, copy: Copy = migration.copy) -> None:
+        self._router, self._copy = router, copy
+        self._drains: dict[str, _Drain] = {}
+
+    async def close(self) -> None:
+        """Give up the drains under way."""
+        tasks = [drain.task for drain in self._drains.values() if drain.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -------------------------------------------------------------------------- migration
+
+    async def migrate(self, name: str, node_id: str | None = None) -> MigrationReport:
+        """Move a conversation to another actor, on a given node or on the best one.
+
+        Raises: ConversationNotFoundError; ValueError for an unknown node; NoCapacityError;
+            MigrationFailedError, and the source goes on serving.
+        """
+        check_name(name)
+        router, began = self._router, time.monotonic()
+        async with router.locks.hold(name):
+            router.entry(name)
+            await router.pool.refresh()
+            if node_id is not None and node_id not in router.pool.nodes:
+                known = ", ".join(sorted(router.pool.nodes))
+                raise ValueError(f"node_id: no live node is {node_id!r}; there are {known}")
+            source = router.serving(name)
+            if source is None or not await router.is_alive(source):
+                if source is not None:
+                    await router.bury(source)
+                source = await router.activate(name)
+            choose = partial(_targets, source_node_id=source.slot.node_id, node_id=node_id)
+            slot = await router.pool.acquire(
+                name, choose, router.settings.capacity_wait_s, grow=True
+            )
+            return await self._move(source, slot, began)
+
+    async def _move(self, source: Serving, slot: Slot, began: float) -> MigrationReport:
+        """Carry out a migration whose target's actor is found. The caller holds the lock."""
+        router, name = self._router, source.name
+        target = Owner(slot.node_id, slot.actor_name, slot.disk_id)
+        entry = await router.directory.begin_migration(name, source.epoch, target)
+        if entry is None:
+            router.pool.release(slot)
+            raise MigrationFailedError(name, "begin", "its owner changed meanwhile")
+        spec = _target_spec(router, entry)
+        try:
+            copied = await self._fill(source, slot, spec)
+            switched = await router.directory.switch(name, source.epoch, target)
+            if switched is None:
+                raise MigrationFailedError(name, "switch", "its owner changed meanwhile")
+        except BaseException as error:
+            await asyncio.shield(self._undo(source, slot, spec))
+            if isinstance(error, MigrationFailedError) or not isinstance(error, Exception):
+                raise
+            cause = unwrapped(error)
+            raise MigrationFailedError(name, "copy", f"{type(cause).__name__}: {cause}") from cause
+        router.following.follow(name, source.address)
+        router.forget(source)
+        router.begin_serving(router.spec_of(switched), slot)
+        await self._retire(source, entry)
+        return MigrationReport(
+            name=name,
+            source_node_id=source.slot.node_id,
+            target_node_id=slot.node_id,
+            epoch=switched.epoch,
+            tables=copied.tables,
+            messages=copied.messages,
+            bytes=await self._size(slot),
+            seconds=time.monotonic() - began,
+        )
+
+    async def _fill(self, source: Serving, slot: Slot, spec: ActivationSpec) -> Copied:
+        """Bring everything to the target, which is ready to serve when this returns."""
+        await answer(slot.actor.receive.remote(spec))
+        await answer(source.slot.actor.seal.remote(source.epoch, SEAL_PATIENCE_S))
+        ends = End(source.slot.actor, source.epoch), End(slot.actor, spec.epoch)
+        copied = await self._copy(source.name, *ends)
+        await answer(slot.actor.promote.remote(spec.epoch))
+        return copied
+
+    async def _size(self, slot: Slot) -> int:
+        try:
+            found = await self._router.cluster.describe(slot.actor, DISCARD_TIMEOUT_S)
+        except Exception:  # it died after the switch: the next call to it finds out
+            return 0
+        return found.file_bytes
+
+    async def _undo(self, source: Serving, slot: Slot, spec: ActivationSpec) -> None:
+        """Leave the source serving and nothing of the target. Serving again comes first."""
+        router = self._router
+        with contextlib.suppress(Exception):  # a dead source: the next call to it finds out
+            await asyncio.wait_for(
+                answer(source.slot.actor.unseal.remote(source.epoch)), DISCARD_TIMEOUT_S
+            )
+        await router.directory.abandon_migration(source.name, source.epoch)
+        await self._discard(slot, spec.epoch)
+        await self._sweep(slot.disk_id)
+
+    async def _retire(self, source: Serving, entry: Entry) -> None:
+        """End the source and remove its file; who waits at its seal goes to the target."""
+        await self._discard(source.slot, source.epoch)
+        await self._sweep(entry.disk_id)
+
+    async def _discard(self, slot: Slot, epoch: int) -> None:
+        try:
+            asked = answer(slot.actor.discard.remote(epoch))
+            await asyncio.wait_for(asked, DISCARD_TIMEOUT_S)
+        except Exception:  # dead or silent: recovering it shows which
+            await self._router.recover(slot)
+        else:
+            self._router.pool.release(slot)
+
+    async def _sweep(self, disk_id: str) -> None:
+        with contextlib.suppress(Exception):  # it is tried again from time to time
+            await self._router.sweep(disk_id)
+
+    # ------------------------------------------------------------------------------ drain
+
+    async def start_drain(self, node_id: str) -> None:
+        """Begin to empty a node: it takes nothing new, and what it holds moves to others.
+
+        A drain that is under way already goes on.
+        Raises: ValueError for an unknown node; NoCapacityError when there is no other.
+        """
+        pool = self._router.pool
+        await pool.refresh()
+        if node_id not in pool.nodes:
+            raise ValueError(f"node_id: no live node is {node_id!r}")
+        others = [v for v in pool.views() if v.node_id != node_id and not v.draining]
+        if not others:
+            raise NoCapacityError(0)
+        running = self._drains.get(node_id)
+        if running is not None and not running.done:
+            return
+        await self._mark(node_id, True)
+        drain = self._drains[node_id] = _Drain(node_id)
+        drain.task = asyncio.create_task(self._drain(drain))
+
+    async def undrain(self, node_id: str) -> None:
+        """Let a node take conversations again, giving up a drain under way."""
+        drain = self._drains.pop(node_id, None)
+        if drain is not None and drain.task is not None:
+            drain.task.cancel()
+            await asyncio.gather(drain.task, return_exceptions=True)
+        await self._mark(node_id, False)
+
+    def drain_progress(self, node_id: str) -> DrainProgress:
+        """Say how far a drain has come.
+
+        Raises: ValueError when none was started.
+        """
+        drain = self._drain_of(node_id)
+        return DrainProgress(node_id, drain.total, drain.moved, len(drain.failed), drain.done)
+
+    async def drain_report(self, node_id: str) -> DrainReport:
+        """Wait for a drain and return what it did."""
+        drain = self._drain_of(node_id)
+        assert drain.task is not None
+        await asyncio.wait([drain.task])
+        if drain.error is not None:
+            raise drain.error
+        return DrainReport(
+            node_id, drain.moved, tuple(drain.reports), dict(drain.failed), drain.seconds
+        )
+
+    def _drain_of(self, node_id: str) -> _Drain:
+        drain = self._drains.get(node_id)
+        if drain is None:
+            raise ValueError(f"node_id: no drain of {node_id!r} was started")
+        return drain
+
+    async def _mark(self, node_id: str, draining: bool) -> None:
+        pool = self._router.pool
+        pool.set_draining(node_id, draining)
+        disk = next((v.disk_id for v in pool.views() if v.node_id == node_id), None)
+        if disk is not None:
+            await self._router.directory.note_node(node_id, disk, draining=draining)
+
+    async def _drain(self, drain: _Drain) -> None:
+        try:
+            for name, moves in await self._inventory(drain.node_id):
+                drain.total += 1
+                drain.reports.extend(await self._empty(drain, name, moves))
+        except Exception as error:
+            drain.error = error
+        finally:
+            drain.seconds = time.monotonic() - drain.started
+
+    async def _inventory(self, node_id: str) -> list[tuple[str, bool]]:
+        """List what a node holds: names, and whether the file has to move to another disk."""
+        router = self._router
+        views = {view.node_id: view for view in router.pool.views()}
+        disk = views[node_id].disk_id
+        served = [s.name for s in router.servings() if s.slot.node_id == node_id]
+        if disk is None:
+            return [(name, False) for name in served]
+        if any(v.disk_id == disk and not v.draining for v in views.values()):
+            return [(name, False) for name in served]
+        names: list[tuple[str, bool]] = []
+        after: str | None = None
+        while page := router.directory.on_disk(disk, after, DRAIN_PAGE):
+            names += [(entry.name, True) for entry in page]
+            after = page[-1].name
+            await asyncio.sleep(0)
+        return names
+
+    async def _empty(self, drain: _Drain, name: str, moves: bool) -> list[MigrationReport]:
+        """Bring one conversation off a node."""
+        router = self._router
+        try:
+            if not moves:
+                await self._put_to_sleep(name)
+                drain.moved += 1
+                return []
+            slept = router.serving(name) is None
+            report = await self.migrate(name)
+            if slept:
+                await self._put_to_sleep(name)
+            drain.moved += 1
+            return [report]
+        except ConversationNotFoundError:
+            drain.total -= 1
+        except SessionsActorError as error:
+            drain.failed[name] = str(error)
+        return []
+
+    async def _put_to_sleep(self, name: str) -> None:
+        serving = self._router.serving(name)
+        if serving is not None:
+            await self._router.let_go(serving, patience_s=SEAL_PATIENCE_S)
+
+
+def _targets(views: list[NodeView], *, source_node_id: str, node_id: str | None) -> list[NodeView]:
+    if node_id is not None:
+        return [view for view in views if view.node_id == node_id]
+    return migration_targets(views, source_node_id)
+
+
+def _target_spec(router: Router, entry: Entry) -> ActivationSpec:
+    """Return what the target of a migration hosts: the next epoch, in a file of its own."""
+    assert entry.state is State.MIGRATING
+    here = router.spec_of(entry)
+    epoch = entry.epoch + 1
+    return ActivationSpec(
+        name=entry.name,
+        epoch=epoch,
+        file=file_of(entry.name, epoch),
+        quota_bytes=here.quota_bytes,
+        object_class=here.object_class,
+        max_pending_calls=here.max_pending_calls,
+        follow=True,
+    )

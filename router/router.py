@@ -1,0 +1,422 @@
+"""Who serves a conversation: activation, hibernation, eviction, deletion. No Ray calls of its own.
+
+Rules:
+- Whatever changes a conversation's owner holds its name's lock; a name that is served is answered
+  without it. The directory is written first, the actor told second, memory changed last.
+- An address that a caller found wanting is verified before anything is taken from its owner: a
+  live owner keeps its conversation, a silent one is ended before another starts.
+
+What it does not do: touch messages. It is asked on a miss, never on the data path.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from sessions_actor.actor import ActivationSpec, ActorState, Binding, Refusal
+from sessions_actor.channel import Address, Succession
+from sessions_actor.disk import disk_id
+from sessions_actor.errors import (
+    ConversationNotFoundError,
+    NoCapacityError,
+    QuotaExceededError,
+    StaleEpochError,
+    StorageCorruptError,
+    StorageError,
+)
+from sessions_actor.names import check_name
+from sessions_actor.retry import is_lost
+
+from .cluster import Cluster, Slot, answer
+from .directory import Directory, Entry, Owner, State
+from .following import Following
+from .locks import NameLocks
+from .placement import candidates
+from .pool import Pool
+from .settings import Settings
+
+# A conversation without a call for so long may be evicted when another needs its actor.
+EVICT_IDLE_S: Final = 0.05
+# When nobody is idle: after so long a wait, those that have had an actor for TURN_S make way.
+TURN_AFTER_S: Final = 0.1
+TURN_S: Final = 0.5
+EVICT_TRIES_MAX: Final = 16
+
+# One that comes back within this after its eviction shows that more processes are needed.
+GHOST_S: Final = 60.0
+GHOSTS_MAX: Final = 4096
+
+ACTIVATION_TRIES_MAX: Final = 4
+ACTIVATION_TIMEOUT_S: Final = 60.0
+# How long the file of an owner that died may stay locked while its process goes.
+LOCK_WAIT_S: Final = 5.0
+HIBERNATE_TIMEOUT_S: Final = 30.0
+
+assert EVICT_IDLE_S < TURN_AFTER_S < TURN_S
+
+
+@dataclass(slots=True, eq=False)
+class Serving:
+    """A conversation and the actor that serves it."""
+
+    name: str
+    epoch: int
+    slot: Slot
+    spec: ActivationSpec
+    used_at: float
+
+    @property
+    def address(self) -> Address:
+        """What callers are told."""
+        return Address(self.name, self.epoch, self.slot.actor)
+
+
+class Router:
+    """The router's decisions over a directory and a cluster."""
+
+    def __init__(
+        self, settings: Settings, root: Path, directory: Directory, cluster: Cluster
+    ) -> None:
+        self.settings, self.root, self.directory = settings, root, directory
+        self.cluster = cluster
+        self.locks = NameLocks()
+        self.pool = Pool(
+            cluster,
+            warm_actors=settings.warm_actors,
+            max_active=settings.max_active,
+            evict=self._evict,
+        )
+        self.disk_id = disk_id(root)
+        self._serving: dict[str, Serving] = {}
+        self._ghosts: OrderedDict[str, float] = OrderedDict()
+        self.now: Callable[[], float] = asyncio.get_running_loop().time
+        self.following = Following(self.now)
+        self._activated = asyncio.Event()
+
+    # -------------------------------------------------------------------------- resolution
+
+    async def resolve(self, name: str, failed_epoch: int | None = None) -> Address:
+        """Return the owner's address, activating the conversation if nobody serves it.
+
+        Args: `failed_epoch` is that of an address which did not work for the caller.
+        Raises: ValueError for a bad name; NoCapacityError; StorageError; what the hosted class
+            raised at its start.
+        """
+        check_name(name)
+        serving = self._serving.get(name)
+        if serving is not None and await self._serves(serving, failed_epoch):
+            return serving.address
+        async with self.locks.hold(name):
+            serving = self._serving.get(name)
+            if serving is not None:
+                if await self._serves(serving, failed_epoch):
+                    return serving.address
+                await self.bury(serving)
+            return (await self.activate(name)).address
+
+    def serving(self, name: str) -> Serving | None:
+        """Return who serves a conversation."""
+        return self._serving.get(name)
+
+    def servings(self) -> list[Serving]:
+        """Return everything that is served, the least recently used first."""
+        return sorted(self._serving.values(), key=lambda serving: serving.used_at)
+
+    async def _serves(self, serving: Serving, failed_epoch: int | None) -> bool:
+        """Say whether an owner can be given out; asks it when a caller had trouble with it."""
+        trusted = failed_epoch is None or failed_epoch < serving.epoch
+        if not trusted and not await self.is_alive(serving):
+            return False
+        if self._serving.get(serving.name) is not serving:
+            return False
+        serving.used_at = self.now()
+        return True
+
+    async def is_alive(self, serving: Serving) -> bool:
+        """Ask an owner whether it still is; one that stays silent for a lease is ended."""
+        deadline = self.now() + self.settings.lease_ttl_s
+        while True:
+            try:
+                bound = await self.cluster.ping(
+                    serving.slot.actor, max(0.001, deadline - self.now())
+                )
+            except TimeoutError:
+                break
+            except Exception as error:
+                if not is_lost(error):
+                    raise
+                if type(error).__name__ == "ActorDiedError":
+                    return False
+                if self.now() >= deadline:
+                    break
+                await asyncio.sleep(0.1)
+            else:
+                return bound == Binding(ActorState.HOSTING, serving.name, serving.epoch)
+        await self.cluster.kill(serving.slot.actor)
+        return False
+
+    async def bury(self, serving: Serving) -> None:
+        """Note that an owner is gone; its actor is used again if it turns out to be idle."""
+        if self._serving.get(serving.name) is serving:
+            del self._serving[serving.name]
+        await self.directory.hibernate(
+            serving.name, serving.epoch, file_bytes=None, last_active_at=None
+        )
+        await self.recover(serving.slot)
+
+    async def recover(self, slot: Slot) -> None:
+        """Take an actor back once it is idle, end it if it does not become so."""
+        deadline = self.now() + LOCK_WAIT_S
+        while self.now() < deadline:
+            try:
+                bound = await self.cluster.ping(slot.actor, self.settings.lease_ttl_s)
+            except Exception:  # dead or silent
+                break
+            if bound.state is ActorState.IDLE:
+                self.pool.release(slot)
+                return
+            if bound.state is not ActorState.ENDING:
+                break
+            await asyncio.sleep(0.01)
+        self.pool.discard(slot)
+        await self.cluster.kill(slot.actor)
+
+    # -------------------------------------------------------------------------- activation
+
+    async def activate(self, name: str) -> Serving:
+        """Give a conversation that nobody serves an owner. The caller holds the lock."""
+        entry = self.directory.get(name)
+        if entry is not None and entry.state is not State.HIBERNATED:
+            await self.settle(entry)
+            entry = self.directory.get(name)
+        ghost = self._ghosts.pop(name, None)
+        grow = ghost is not None and self.now() - ghost < GHOST_S
+        for _ in range(ACTIVATION_TRIES_MAX):
+            choose = partial(candidates, disk_id=None if entry is None else entry.disk_id)
+            slot = await self.pool.acquire(name, choose, self.settings.capacity_wait_s, grow=grow)
+            if entry is not None and slot.disk_id != entry.disk_id:
+                self.pool.release(slot)  # its disk was not known before
+                continue
+            try:
+                claimed = await self._claim(name, entry, slot)
+            except BaseException:
+                self.pool.release(slot)
+                raise
+            if claimed is None:
+                self.pool.release(slot)
+            else:
+                serving = await self._start(claimed, slot, is_new=entry is None)
+                if serving is not None:
+                    return serving
+            entry = self.directory.get(name)
+        raise NoCapacityError(len(self.pool.nodes))
+
+    async def _claim(self, name: str, entry: Entry | None, slot: Slot) -> Entry | None:
+        owner = Owner(slot.node_id, slot.actor_name, slot.disk_id)
+        if entry is None:
+            return await self.directory.create(name, owner)
+        return await self.directory.activate(name, entry.epoch, owner)
+
+    async def _start(self, entry: Entry, slot: Slot, *, is_new: bool) -> Serving | None:
+        """Have an actor start what it was given in the directory; None when the actor died."""
+        deadline = self.now() + LOCK_WAIT_S
+        while True:
+            spec = self.spec_of(entry)
+            try:
+                started = answer(slot.actor.activate.remote(spec))
+                await asyncio.wait_for(started, ACTIVATION_TIMEOUT_S)
+                return self.begin_serving(spec, slot)
+            except StaleEpochError as error:
+                later = await self._follow_file(entry, error.current, slot)
+                if later is None:
+                    await self._give_up(entry, slot, is_new=is_new)
+                    return None
+                entry = later
+            except Exception as error:
+                if _is_locked(error) and self.now() < deadline:
+                    await asyncio.sleep(0.05)
+                    continue
+                await self._give_up(entry, slot, is_new=is_new)
+                if is_lost(error) or isinstance(error, TimeoutError):
+                    return None
+                raise
+
+    async def _follow_file(self, entry: Entry, epoch: int, slot: Slot) -> Entry | None:
+        """Go past the epoch of a file that is ahead of this directory (restored from a copy)."""
+        raised = await self.directory.raise_epoch(entry.name, entry.epoch, epoch)
+        return None if raised is None else await self._claim(entry.name, raised, slot)
+
+    async def _give_up(self, entry: Entry, slot: Slot, *, is_new: bool) -> None:
+        if is_new:
+            await self.directory.forget_new(entry.name, entry.epoch)
+        else:
+            await self.directory.hibernate(
+                entry.name, entry.epoch, file_bytes=None, last_active_at=None
+            )
+        await self.recover(slot)
+
+    def begin_serving(self, spec: ActivationSpec, slot: Slot) -> Serving:
+        """Give out an activation that has started, from now on."""
+        slot.name = spec.name
+        serving = Serving(spec.name, spec.epoch, slot, spec, self.now())
+        self._serving[spec.name] = serving
+        self.following.activated(serving.address)
+        self._activated.set()
+        self._activated = asyncio.Event()
+        return serving
+
+    def spec_of(self, entry: Entry) -> ActivationSpec:
+        """Return what an actor needs to host what a row says."""
+        return ActivationSpec(
+            name=entry.name,
+            epoch=entry.epoch,
+            file=entry.file,
+            quota_bytes=entry.quota_bytes or self.settings.quota_bytes,
+            object_class=self.settings.object_class,
+            max_pending_calls=self.settings.max_pending_calls,
+            follow=self.following.is_followed(entry.name),
+        )
+
+    # ------------------------------------------------------------------------- hibernation
+
+    async def let_go(
+        self,
+        serving: Serving,
+        *,
+        idle_s: float | None = None,
+        resident_s: float | None = None,
+        patience_s: float = 0.0,
+    ) -> bool:
+        """Hibernate what is served; says whether it was. See `ConversationActor.hibernate`."""
+        async with self.locks.hold(serving.name):
+            if self._serving.get(serving.name) is not serving:
+                return False
+            return await self.let_go_locked(
+                serving, idle_s=idle_s, resident_s=resident_s, patience_s=patience_s
+            )
+
+    async def let_go_locked(
+        self,
+        serving: Serving,
+        *,
+        idle_s: float | None = None,
+        resident_s: float | None = None,
+        patience_s: float = 0.0,
+    ) -> bool:
+        """Hibernate what is served, by one who holds its lock."""
+        asked = serving.slot.actor.hibernate.remote(
+            serving.epoch, idle_s=idle_s, resident_s=resident_s, patience_s=patience_s
+        )
+        try:
+            result = await asyncio.wait_for(answer(asked), HIBERNATE_TIMEOUT_S)
+        except Exception as error:
+            if isinstance(error, TimeoutError):
+                await self.cluster.kill(serving.slot.actor)
+            # Stale, dead, or its disposal failed: in each case it serves no more.
+            await self.bury(serving)
+            return True
+        if isinstance(result, Refusal):
+            serving.used_at = self.now() - result.idle_s
+            return False
+        del self._serving[serving.name]
+        if result.followed:
+            self.following.follow(serving.name, serving.address)
+        await self.directory.hibernate(
+            serving.name,
+            serving.epoch,
+            file_bytes=result.file_bytes,
+            last_active_at=result.last_active_at,
+        )
+        self.pool.release(serving.slot)
+        return True
+
+    async def _evict(self, node_id: str, waited_s: float) -> bool:
+        """Free an actor on a node for someone who has waited so long."""
+        resident_s = TURN_S if waited_s >= TURN_AFTER_S else None
+        tries = 0
+        for serving in self.servings():
+            if serving.slot.node_id != node_id or self.locks.is_held(serving.name):
+                continue
+            if await self.let_go(serving, idle_s=EVICT_IDLE_S, resident_s=resident_s):
+                self._ghosts[serving.name] = self.now()
+                while len(self._ghosts) > GHOSTS_MAX:
+                    self._ghosts.popitem(last=False)
+                return True
+            tries += 1
+            if tries >= EVICT_TRIES_MAX:
+                break
+        return False
+
+    # -------------------------------------------------------------------------- following
+
+    async def succession(self, name: str, epoch: int, wait_s: float) -> Succession | None:
+        """Wait for an activation after an epoch, without causing one; None when none came."""
+        check_name(name)
+        deadline = self.now() + wait_s
+        self.following.follow(name, Address(name, epoch, None))
+        while True:
+            successor = self.following.successor(name, epoch)
+            if successor is not None:
+                return Succession(successor, True)
+            serving = self._serving.get(name)
+            if serving is not None and serving.epoch > epoch:
+                return Succession(serving.address, False)
+            left = deadline - self.now()
+            if left <= 0:
+                return None
+            try:
+                await asyncio.wait_for(self._activated.wait(), left)
+            except TimeoutError:
+                return None
+
+    def entry(self, name: str) -> Entry:
+        """Return a conversation's row.
+
+        Raises: ConversationNotFoundError; ValueError for a bad name.
+        """
+        found = self.directory.get(name)
+        if found is None or found.state is State.DELETING:
+            raise ConversationNotFoundError(name)
+        return found
+
+    def forget(self, serving: Serving) -> None:
+        """Stop giving out an owner whose place another takes, or nobody."""
+        if self._serving.get(serving.name) is serving:
+            del self._serving[serving.name]
+
+    def adopt(self, serving: Serving) -> None:
+        """Give out an owner that an earlier router made."""
+        self._serving[serving.name] = serving
+
+    async def sweep(self, disk: str) -> None:
+        """Remove files that no conversation needs any more from a disk."""
+        waste = self.directory.waste(disk)
+        slot = self.pool.slot_on_disk(disk)
+        if waste and slot is not None:
+            asked = slot.actor.remove_files.remote([one.file for one in waste])
+            gone = set(await answer(asked))
+            await self.directory.removed([one for one in waste if one.file in gone])
+
+    async def settle(self, entry: Entry) -> None:
+        """Bring the row of a conversation that nobody serves to rest."""
+        if entry.state is State.DELETING:
+            await self.directory.finish_delete(entry.name, entry.epoch)
+            return
+        if entry.state is State.MIGRATING:
+            await self.directory.abandon_migration(entry.name, entry.epoch)
+        await self.directory.hibernate(
+            entry.name, entry.epoch, file_bytes=None, last_active_at=None
+        )
+
+
+def _is_locked(error: Any) -> bool:
+    """Say whether a file could not be opened because another process still has it."""
+    return (
+        isinstance(error, StorageError)
+        and not isinstance(error, QuotaExceededError | StorageCorruptError)
+        and "open already" in error.reason
+    )

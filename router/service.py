@@ -1,0 +1,213 @@
+"""The router as a Ray actor: named, detached, started again when it dies.
+
+Its methods are the router's; everything that may fail waits until the first call, because an
+actor whose construction fails cannot say why.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import ray
+
+from sessions_actor.actor import check_writable
+from sessions_actor.channel import Address, Succession
+from sessions_actor.disk import root_here
+from sessions_actor.errors import StorageError
+
+from .administration import Administration
+from .cluster import RayCluster
+from .directory import Directory
+from .models import (
+    ConversationInfo,
+    DrainProgress,
+    DrainReport,
+    MigrationReport,
+    NodeInfo,
+)
+from .relocation import Relocation
+from .router import Router
+from .settings import Settings
+from .upkeep import Upkeep
+
+ROUTER_NAME: Final = "sessions-router"
+DEPLOYMENT_FILE: Final = "deployment.json"
+ROUTER_CALLS_MAX: Final = 10_000
+# How long the directory of a router that died may stay locked while its process goes.
+DIRECTORY_WAIT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """The router's parts, started."""
+
+    router: Router
+    upkeep: Upkeep
+    administration: Administration
+    relocation: Relocation
+
+    @classmethod
+    async def start(cls, settings: Settings, namespace: str) -> Self:
+        """Open the directory and settle what an earlier router left.
+
+        Raises: StorageError.
+        """
+        root = root_here(str(settings.storage_root))
+        check_writable(root)
+        directory = await _open_directory(root)
+        try:
+            cluster = RayCluster(namespace, str(settings.storage_root), settings.actor_cpus)
+            router = Router(settings, root, directory, cluster)
+            upkeep = Upkeep(router)
+            await upkeep.start(ray.get_runtime_context().get_node_id())
+            _note_deployment(root, namespace)
+        except BaseException:
+            directory.close()
+            raise
+        return cls(router, upkeep, Administration(router), Relocation(router))
+
+    async def close(self) -> None:
+        """Hibernate everything and close the directory."""
+        await self.relocation.close()
+        await self.upkeep.close()
+        with contextlib.suppress(OSError):
+            (self.router.root / DEPLOYMENT_FILE).unlink()
+
+
+class RouterActor:
+    """Serves a deployment; made by `router_handle`."""
+
+    def __init__(self, settings: str, namespace: str) -> None:
+        self._settings = Settings.model_validate_json(settings)
+        self._namespace = namespace
+        self._deployment: Deployment | None = None
+        self._starting = asyncio.Lock()
+
+    async def settings(self) -> str:
+        """Start if need be; return the deployment's settings as JSON.
+
+        Raises: StorageError when the storage root cannot be used, or another router uses it.
+        """
+        await self._started()
+        return self._settings.model_dump_json()
+
+    async def _started(self) -> "Deployment":
+        if self._deployment is None:
+            async with self._starting:
+                if self._deployment is None:
+                    self._deployment = await Deployment.start(self._settings, self._namespace)
+        return self._deployment
+
+    async def shut_down(self) -> None:
+        """Hibernate everything and close the directory; the next call starts again."""
+        async with self._starting:
+            deployment, self._deployment = self._deployment, None
+            if deployment is not None:
+                await deployment.close()
+
+    # ------------------------------------------------------------------- for the handles
+
+    async def resolve(self, name: str, failed_epoch: int | None) -> Address:
+        """See `Router.resolve`."""
+        return await (await self._started()).router.resolve(name, failed_epoch)
+
+    async def succession(self, name: str, epoch: int, wait_s: float) -> Succession | None:
+        """See `Router.succession`."""
+        return await (await self._started()).router.succession(name, epoch, wait_s)
+
+    # -------------------------------------------------------------------- for the client
+
+    async def page(self, prefix: str, after: str | None, limit: int) -> list[str]:
+        """See `Administration.page`."""
+        return await (await self._started()).administration.page(prefix, after, limit)
+
+    async def info(self, name: str) -> ConversationInfo:
+        """See `Administration.info`."""
+        return await (await self._started()).administration.info(name)
+
+    async def delete(self, name: str) -> bool:
+        """See `Administration.delete`."""
+        return await (await self._started()).administration.delete(name)
+
+    async def hibernate(self, name: str) -> None:
+        """See `Administration.hibernate`."""
+        await (await self._started()).administration.hibernate(name)
+
+    async def set_quota(self, name: str, quota_bytes: int | None) -> None:
+        """See `Administration.set_quota`."""
+        await (await self._started()).administration.set_quota(name, quota_bytes)
+
+    async def nodes(self) -> list[NodeInfo]:
+        """See `Administration.nodes`."""
+        return await (await self._started()).administration.nodes()
+
+    async def migrate(self, name: str, node_id: str | None) -> MigrationReport:
+        """See `Relocation.migrate`."""
+        return await (await self._started()).relocation.migrate(name, node_id)
+
+    async def start_drain(self, node_id: str) -> None:
+        """See `Relocation.start_drain`."""
+        await (await self._started()).relocation.start_drain(node_id)
+
+    async def drain_progress(self, node_id: str) -> DrainProgress:
+        """See `Relocation.drain_progress`."""
+        return (await self._started()).relocation.drain_progress(node_id)
+
+    async def drain_report(self, node_id: str) -> DrainReport:
+        """See `Relocation.drain_report`."""
+        return await (await self._started()).relocation.drain_report(node_id)
+
+    async def undrain(self, node_id: str) -> None:
+        """See `Relocation.undrain`."""
+        await (await self._started()).relocation.undrain(node_id)
+
+
+def router_handle(namespace: str, settings: Settings) -> Any:
+    """Return the deployment's router, creating its actor when there is none.
+
+    It runs on the head node: the directory lies on that node's disk.
+    """
+    actor = ray.remote(num_cpus=0, resources={"node:__internal_head__": 0.001})(RouterActor)
+    return actor.options(
+        name=ROUTER_NAME,
+        namespace=namespace,
+        lifetime="detached",
+        get_if_exists=True,
+        max_restarts=-1,
+        max_task_retries=-1,
+        max_concurrency=ROUTER_CALLS_MAX,
+    ).remote(settings.model_dump_json(), namespace)
+
+
+async def _open_directory(root: Path) -> Directory:
+    """Open the directory, giving a router that died a moment to let go of it."""
+    deadline = asyncio.get_running_loop().time() + DIRECTORY_WAIT_S
+    while True:
+        try:
+            return Directory(root)
+        except StorageError as error:
+            if "open already" not in error.reason:
+                raise
+            if asyncio.get_running_loop().time() >= deadline:
+                reason = (
+                    f"{error.reason}; it serves another deployment: join that one (see"
+                    f" {DEPLOYMENT_FILE}) or set SESSIONS_ACTOR_STORAGE_ROOT to another folder"
+                )
+                raise StorageError(error.path, reason) from error
+            await asyncio.sleep(0.1)
+
+
+def _note_deployment(root: Path, namespace: str) -> None:
+    """Leave word beside the data of where it is served."""
+    note = {
+        "address": ray.get_runtime_context().gcs_address,
+        "namespace": namespace,
+        "pid": os.getpid(),
+    }
+    draft = root / f"{DEPLOYMENT_FILE}.{os.getpid()}"
+    draft.write_text(json.dumps(note))
+    draft.replace(root / DEPLOYMENT_FILE)

@@ -1,0 +1,108 @@
+"""How a deployment is set up: one frozen model, every field readable from `SESSIONS_ACTOR_*`.
+
+Fields of the deployment (storage, capacity, the hosted class) count when its router starts; fields
+of the client (timeouts) count in the process that connects. Units stand at the end of the names.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from sessions_actor.limits import MIB, QUOTA_BYTES_DEFAULT
+
+QUOTA_BYTES_MIN: Final = MIB // 4
+
+# Fields that only the process that connects cares about.
+CLIENT_FIELDS: Final = frozenset({"call_timeout_s", "log_to_driver"})
+
+
+def default_storage_root() -> Path:
+    """Return the platform's folder for a user's application data, `sessions-actor` below it."""
+    if sys.platform == "darwin":
+        base = Path.home() / "Library" / "Application Support"
+    elif sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    else:
+        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return base / "sessions-actor"
+
+
+class Settings(BaseSettings):
+    """A deployment's settings; each field can be given as `SESSIONS_ACTOR_<FIELD>`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SESSIONS_ACTOR_", frozen=True, extra="forbid", validate_default=True
+    )
+
+    storage_root: Path = Field(default_factory=default_storage_root)
+    """Folder of the directory and of every conversation's file, the same path on every node."""
+
+    object_class: str = "sessions_actor.conversation:Conversation"
+    """The class that a conversation hosts, as `module:Class`; importable on every node."""
+
+    quota_bytes: int = Field(default=QUOTA_BYTES_DEFAULT, ge=QUOTA_BYTES_MIN)
+    """Most bytes of one conversation's file, unless it has a quota of its own."""
+
+    idle_timeout_s: float = Field(default=300.0, gt=0)
+    """A conversation that no call reached for this long hibernates."""
+
+    warm_actors: int = Field(default=1, ge=0)
+    """Idle actor processes kept ready on each node that serves conversations."""
+
+    max_active: int | None = Field(default=None, ge=1)
+    """Most active conversations on one node; None derives it from the node's memory."""
+
+    capacity_wait_s: float = Field(default=30.0, gt=0)
+    """How long a call waits for a free actor before it fails with `NoCapacityError`."""
+
+    lease_ttl_s: float = Field(default=10.0, gt=0)
+    """An owner that has not answered for this long is replaced."""
+
+    call_timeout_s: float = Field(default=60.0, gt=0)
+    """How long a call is retried and waited for before it fails with `TimeoutError`."""
+
+    max_pending_calls: int = Field(default=4096, ge=1)
+    """Calls that may wait in one conversation; one more fails with `OverloadedError`."""
+
+    actor_cpus: float = Field(default=0.01, gt=0, le=1)
+    """Ray CPUs that an actor holds, so that a node with conversations is not taken for idle."""
+
+    log_to_driver: bool = False
+    """Whether Ray copies what the actors print to the process that connected."""
+
+    @field_validator("storage_root")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @field_validator("object_class")
+    @classmethod
+    def _importable_form(cls, value: str) -> str:
+        module, separator, name = value.partition(":")
+        parts = [*module.split("."), *name.split(".")]
+        if not separator or not all(part.isidentifier() for part in parts):
+            raise ValueError("object_class has the form 'package.module:Class'")
+        if module == "__main__":
+            raise ValueError("object_class lives in a module the nodes can import, not __main__")
+        return value
+
+    @model_validator(mode="after")
+    def _related(self) -> "Settings":
+        if self.max_active is not None and self.warm_actors > self.max_active:
+            raise ValueError("warm_actors is at most max_active")
+        return self
+
+    def conflicts(self, running: "Settings") -> dict[str, tuple[Any, Any]]:
+        """Return what was asked for explicitly and differs in a running deployment.
+
+        Returns: field -> (asked for, running).
+        """
+        return {
+            field: (getattr(self, field), getattr(running, field))
+            for field in sorted(self.model_fields_set - CLIENT_FIELDS)
+            if getattr(self, field) != getattr(running, field)
+        }

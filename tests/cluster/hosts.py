@@ -1,0 +1,93 @@
+"""Classes that the deployments of these tests host."""
+
+import asyncio
+import os
+from typing import Any
+
+from sessions_actor import DurableObject, Lifecycle, ObjectState, Sessions
+
+
+class Host(DurableObject):
+    """A conversation with methods of its own."""
+
+    def __init__(self, state: ObjectState) -> None:
+        super().__init__(state)
+        self.sessions = Sessions()
+        self.lifecycle = Lifecycle.install(self).use(self.sessions)
+        self.session = self.sessions.session()
+        self.release = asyncio.Event()
+
+    async def pid(self) -> int:
+        """Say which process this is."""
+        return os.getpid()
+
+    async def count(self, by: int = 1) -> int:
+        """Add to a durable counter; returns what it came to."""
+        value = (await self.storage.get("count") or 0) + by
+        await self.storage.put("count", value)
+        return value
+
+    async def hold(self) -> str:
+        """Wait until someone calls `let_go`."""
+        await self.release.wait()
+        return "released"
+
+    async def let_go(self) -> None:
+        """End `hold`."""
+        self.release.set()
+
+    async def fail(self, how: str) -> Any:
+        """Raise."""
+        if how == "keyword":
+            raise KeywordOnlyError(code=7)
+        raise LookupError(f"nothing is called {how}")
+
+    async def _hidden(self) -> None:
+        """Not to be called from outside."""
+
+
+class KeywordOnlyError(Exception):
+    """An error that does not pickle."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+class FailsAtStart(Host):
+    """A conversation that cannot start."""
+
+    async def on_start(self) -> None:
+        """Raise."""
+        raise LookupError("the model's weights are missing")
+
+
+class Summarising(Host):
+    """A conversation that compacts itself."""
+
+    def __init__(self, state: ObjectState) -> None:
+        super().__init__(state)
+
+        async def summarise(messages: list[Any]) -> Any:
+            from sessions_actor import CompactResult
+
+            if len(messages) < 4:
+                return None
+            return CompactResult("so far", messages[0]["id"], messages[-3]["id"])
+
+        self.session.on_compaction(summarise).compact_after(50)
+
+
+class SlowSummary(Host):
+    """A conversation whose summariser waits for `let_go`."""
+
+    def __init__(self, state: ObjectState) -> None:
+        super().__init__(state)
+
+        async def summarise(messages: list[Any]) -> Any:
+            from sessions_actor import CompactResult
+
+            await self.release.wait()
+            return CompactResult("so far", messages[0]["id"], messages[-2]["id"])
+
+        self.session.on_compaction(summarise).compact_after(30)
