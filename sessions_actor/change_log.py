@@ -1,9 +1,9 @@
 """The change feed of one activation, kept for those who pull it.
 
-Events are numbered from 0, or from 1 when recording began after the activation did: who asks from 0
-on then learns that some are lost. A bounded number of them is kept: who falls behind is told that some
-are lost, and goes on. When the activation ends the log is closed; what is left can still be
-pulled, so that a follower misses nothing when a conversation hibernates or moves.
+Events are numbered from 0, or from 1 when recording began after the activation did: who asks from
+0 on then learns that some are lost. A bounded number of them is kept: who falls behind is told so,
+and goes on. When the activation ends the log is closed; what is left can still be pulled, so that
+a follower misses nothing when a conversation hibernates or moves.
 
 Pure asyncio; one thread. It records nothing durable: a crash loses what was not yet pulled.
 """

@@ -3,6 +3,7 @@
 Nothing here does I/O; `message` values are plain JSON dicts.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -16,6 +17,7 @@ Message = dict[str, Any]
 
 ChangeType = Literal["append", "update", "delete", "clear", "compact", "import", "compaction"]
 
+_ISO = re.compile(r"(\d{4}|[+-]\d{6})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)\.(\d{3})Z", re.ASCII)
 _DAY_MS = 86_400_000
 _EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 _DAYS_IN_400_YEARS = 146_097
@@ -135,3 +137,18 @@ def iso_from_ms(ms: float) -> str:
         f"{text}-{day_of.month:02d}-{day_of.day:02d}"
         f"T{hour:02d}:{minute:02d}:{second:02d}.{millis:03d}Z"
     )
+
+
+def ms_from_iso(text: str) -> int:
+    """Return the milliseconds since the epoch that `iso_from_ms` wrote as text.
+
+    Raises: ValueError for anything else than such a text.
+    """
+    match = _ISO.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise ValueError(f"created_at: {text!r} is no time like 2026-01-31T12:00:00.000Z")
+    year, month, day, hour, minute, second, millis = map(int, match.groups())
+    cycles, year_of = divmod(year, 400)
+    days = date(year_of + 400, month, day).toordinal() + (cycles - 1) * _DAYS_IN_400_YEARS
+    seconds = (hour * 60 + minute) * 60 + second
+    return (days - _EPOCH_ORDINAL) * _DAY_MS + seconds * 1000 + millis

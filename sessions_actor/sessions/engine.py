@@ -287,6 +287,18 @@ class Engine:
         self._totals.pop(session_id, None)
         return overlay
 
+    def do_import_compactions(
+        self, session_id: str, overlays: Iterable[tuple[Compaction, int]]
+    ) -> int:
+        """Store overlay records as they were elsewhere; known ids are left alone."""
+        count = 0
+        for overlay, created_at in overlays:
+            if not self.store.is_overlay(session_id, COMPACTION_PREFIX + overlay.id):
+                self.store.insert_compaction(session_id, overlay, created_at)
+                count += 1
+        self._totals.pop(session_id, None)
+        return count
+
     def do_compact(
         self, session_id: str, leaf_id: str, result: CompactResult
     ) -> CompactResult | None:

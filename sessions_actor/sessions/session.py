@@ -27,6 +27,7 @@ from ..records import (
     RecentHistory,
     RowStat,
     SearchResult,
+    ms_from_iso,
 )
 from .engine import Engine, Prepared, as_sequence
 from .feed import ChangeFeed, mirror_listener
@@ -268,7 +269,38 @@ class Session:
         )
         return sum(written)
 
+    async def import_compactions(self, overlays: Iterable[Compaction | Sequence[str]]) -> int:
+        """Store overlays with their ids and times; known ids are left alone.
+
+        Args: `overlays` are Compactions, or their five values in order.
+        Returns: how many were new. No event: an import is read anew, as with messages.
+        """
+        engine, session_id = await self._ready(), self.session_id
+        wanted = []
+        for overlay in as_sequence(overlays, "overlays"):
+            record = overlay if isinstance(overlay, Compaction) else Compaction(*overlay)
+            _check_compaction(record)
+            if not is_text(record.id) or not record.id:
+                raise ValueError("id: an overlay's id is a string that UTF-8 can hold")
+            wanted.append((record, ms_from_iso(record.created_at)))
+        return await engine.storage.submit(lambda: engine.do_import_compactions(session_id, wanted))
+
+    async def import_config(self, entries: Mapping[str, str]) -> int:
+        """Store entries of the session's configuration; returns how many were new."""
+        engine, session_id = await self._ready(), self.session_id
+        for key, value in entries.items():
+            if not is_text(key) or not is_text(value):
+                raise ValueError(f"{key!r}: configuration is text under text")
+        return await engine.storage.submit(lambda: engine.store.insert_config(session_id, entries))
+
     # ------------------------------------------------------------------ reads
+
+    async def get_config(self) -> dict[str, str]:
+        """Read the configuration that came with the session, in the order of its keys."""
+        engine = await self._ready()
+        found = engine.store.config(self.session_id)
+        await engine.storage.durable()
+        return found
 
     async def history(
         self, *, leaf_id: str | None = None, newest_first: bool = False
@@ -539,7 +571,7 @@ def _import_fields(item: ImportItem) -> Sequence[Any]:
     return item
 
 
-def _check_compaction(result: CompactResult) -> None:
+def _check_compaction(result: CompactResult | Compaction) -> None:
     for field in ("summary", "from_message_id", "to_message_id"):
         if not is_text(getattr(result, field, None)):
             raise ValueError(f"{field}: not a string that UTF-8 can hold")

@@ -532,6 +532,24 @@ class Store:
             ),
         )
 
+    # ------------------------------------------------------------------ configuration
+
+    def config(self, session_id: str) -> dict[str, str]:
+        """Read a session's configuration."""
+        query = f"SELECT key, value FROM {schema.CONFIG} WHERE session_id = ? ORDER BY key"
+        return dict(self._db.execute(query, (session_id,)).fetchall())
+
+    def insert_config(self, session_id: str, entries: Mapping[str, str]) -> int:
+        """Store configuration; known keys are left alone. Returns how many were new."""
+        count = 0
+        for key, value in entries.items():
+            self._db.execute(
+                f"INSERT OR IGNORE INTO {schema.CONFIG} (session_id, key, value) VALUES (?, ?, ?)",
+                (session_id, key, value),
+            )
+            count += self._db.changes()
+        return count
+
 
 Clock = Callable[[], int]
 """Milliseconds since the epoch, as a row's `created_at` holds them."""

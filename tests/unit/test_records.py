@@ -4,6 +4,8 @@ import dataclasses
 import pickle
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sessions_actor.records import (
     LEAF,
@@ -13,6 +15,7 @@ from sessions_actor.records import (
     HistoryRow,
     RecentHistory,
     iso_from_ms,
+    ms_from_iso,
 )
 
 MESSAGE = {"id": "m", "role": "user", "parts": []}
@@ -55,3 +58,16 @@ def test_leaf_is_one_object() -> None:
 )
 def test_iso_from_ms(ms: int, text: str) -> None:
     assert iso_from_ms(ms) == text
+
+
+@given(st.integers(-(10**15), 10**15))
+def test_a_time_survives_its_text(ms: int) -> None:
+    assert ms_from_iso(iso_from_ms(ms)) == ms
+
+
+@pytest.mark.parametrize(
+    "text", ["", "2026-01-31", "2026-13-01T00:00:00.000Z", None, "٢٠٢٦-01-01T00:00:00.000Z"]
+)
+def test_what_is_no_time_is_refused(text: object) -> None:
+    with pytest.raises(ValueError, match=r"created_at|month"):
+        ms_from_iso(text)  # type: ignore[arg-type]
