@@ -6,7 +6,6 @@ number it prints comes from this run.
 
 import asyncio
 import contextlib
-import io
 import os
 import signal
 import statistics
@@ -105,8 +104,6 @@ async def run_demo(console: Console | None, *, namespace: str = "sessions-demo")
             "where. Data goes to a temporary folder; at the end everything is gone.",
         )
         async with contextlib.AsyncExitStack() as stack:
-            # Ray tells stdout when an actor dies, which one will, on purpose.
-            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             with tour.waiting():
                 connection = connect("local", namespace=namespace, settings=settings)
                 client = await stack.enter_async_context(connection)

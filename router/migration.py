@@ -1,6 +1,10 @@
-"""The copy at the heart of a migration: everything a sealed source owns, into a target's file.
+"""The copy at the heart of a migration: everything a source owns, into a target's file.
 
-The router seals the source before and switches the directory after; this is what lies between.
+A small conversation is sealed, copied and compared. A large one is copied while it is served: its
+windows first, then, in rounds, what changed meanwhile; at a moment when both ends hold the same,
+all of it is compared while the source goes on serving; then come the seal, the last changes and a
+comparison of these. So the time for which callers wait does not grow with the conversation.
+
 Windows go from actor to actor: the router handles references and cursors, never the rows. A copy
 that ends has been verified: row counts and content digests, table by table.
 
@@ -11,17 +15,29 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sessions_actor import transfer
+from sessions_actor import transfer_steps as steps
 from sessions_actor.errors import MigrationFailedError
-from sessions_actor.limits import WINDOW_BYTES_MAX
+from sessions_actor.limits import MIB, WINDOW_BYTES_MAX
 from sessions_actor.sessions import schema
-from sessions_actor.transfer import TableDigest
+from sessions_actor.transfer import Manifest, Place, TableDigest
 
+# Up to here a copy under the seal is over before anyone notices.
+SEALED_COPY_BYTES_MAX: Final = 2 * MIB
+# Windows that are read while the source serves are small: callers wait for one.
+LIVE_WINDOW_BYTES: Final = MIB // 2
 # Windows on their way at once: one is read while another is written.
 WINDOWS_IN_FLIGHT: Final = 3
+# Rounds end when so few changed rows are left, or when a writer outruns them.
+ROWS_LEFT_MAX: Final = 64
+ROUNDS_MAX: Final = 200
+
+assert LIVE_WINDOW_BYTES <= WINDOW_BYTES_MAX
+
+Seal = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,46 +54,85 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What a verified copy holds."""
+    """What was copied and found equal at both ends.
+
+    Of a conversation that was written to meanwhile, these are the tables at the moment of the
+    comparison; what changed later was compared row by row.
+    """
 
     tables: dict[str, TableDigest]
     messages: int
     bytes: int
 
 
-async def copy(name: str, source: End, target: End) -> Copied:
-    """Copy a sealed conversation and verify it.
+async def copy(name: str, source: End, target: End, seal: Seal) -> Copied:
+    """Copy a conversation and verify it; when this returns, the source is sealed.
 
+    Args: `seal` lets the source's callers wait.
     Raises: MigrationFailedError naming the phase when the copies differ; what a step raised, Ray's
-        errors when an actor died. The source is untouched by all of it.
+        errors when an actor died. The source's file is untouched by all of it.
     Cost: reads and writes everything once, and reads it once more on both sides to compare.
     """
-    manifest = await source.run(transfer.describe_step)
-    await target.run(transfer.begin_step, manifest)
-    size = await _copy_rows(source, target, manifest)
-    sent, arrived = await asyncio.gather(
-        source.run(transfer.digest_step), target.run(transfer.finish_step, manifest)
+    live = await source.run(steps.size_step) > SEALED_COPY_BYTES_MAX
+    if not live:
+        await seal()
+    manifest = await source.run(steps.describe_step, live)
+    await target.run(steps.begin_step, manifest)
+    size = await _copy_rows(
+        source, target, manifest, LIVE_WINDOW_BYTES if live else WINDOW_BYTES_MAX
     )
+    if live:
+        await _catch_up(source, target)
+        await target.run(steps.write_step, await source.run(steps.snapshot_step))
+    tables = await _compare(name, source, target, manifest, live)
+    keys, sent = {}, None
+    if live:
+        await _catch_up(source, target)
+        await seal()
+        window, keys, sent = await source.run(steps.last_step)
+        await target.run(steps.write_step, window)
+    arrived = await target.run(steps.finish_step, manifest, keys)
+    if live and sent != arrived:
+        raise MigrationFailedError(name, "verify", "rows that changed meanwhile differ")
+    messages = tables[schema.MESSAGES].rows if schema.MESSAGES in tables else 0
+    return Copied(tables, messages, size)
+
+
+async def _compare(
+    name: str, source: End, target: End, manifest: Manifest, live: bool
+) -> dict[str, TableDigest]:
+    """Compare every table, at a moment when both ends hold the same."""
+    digest = steps.snapshot_digest_step if live else steps.digest_step
+    sent, arrived = await asyncio.gather(source.run(digest), target.run(steps.index_step, manifest))
     for table in sorted({*sent, *arrived}):
         if sent.get(table) != arrived.get(table):
-            raise MigrationFailedError(
-                name, "verify", f"table {table}: {sent.get(table)} became {arrived.get(table)}"
-            )
-    messages = arrived[schema.MESSAGES].rows if schema.MESSAGES in arrived else 0
-    return Copied(arrived, messages, size)
+            reason = f"table {table}: {sent.get(table)} became {arrived.get(table)}"
+            raise MigrationFailedError(name, "verify", reason)
+    found: dict[str, TableDigest] = arrived
+    return found
 
 
-async def _copy_rows(source: End, target: End, manifest: transfer.Manifest) -> int:
+async def _catch_up(source: End, target: End) -> None:
+    """Send what changed until next to nothing is left."""
+    for _ in range(ROUNDS_MAX):
+        window, left = await source.run(steps.changes_step, LIVE_WINDOW_BYTES)
+        if window:
+            await target.run(steps.write_step, window)
+        if left == 0 and sum(len(rows) for _, _, rows in window) <= ROWS_LEFT_MAX:
+            return
+
+
+async def _copy_rows(source: End, target: End, manifest: Manifest, window_bytes: int) -> int:
     """Stream all windows, a few in flight; returns the bytes that arrived."""
     writes: deque[Any] = deque()
     size = 0
-    place: transfer.Place | None = None
+    place: Place | None = None
     try:
         while True:
             window, place_ref = source.actor.transfer.options(num_returns=2).remote(
-                source.epoch, transfer.read_step, manifest, place, WINDOW_BYTES_MAX
+                source.epoch, steps.read_step, manifest, place, window_bytes
             )
-            writes.append(target.actor.transfer.remote(target.epoch, transfer.write_step, window))
+            writes.append(target.actor.transfer.remote(target.epoch, steps.write_step, window))
             place = await place_ref
             if place is None:
                 break

@@ -39,9 +39,11 @@ SEAL_PATIENCE_S: Final = 5.0
 
 
 class Copy(Protocol):
-    """Copies a sealed conversation into a target's empty file, and verifies it."""
+    """Copies a conversation into a target's empty file, sealing it when it must, and verifies it."""
 
-    async def __call__(self, name: str, source: End, target: End) -> Copied: ...
+    async def __call__(
+        self, name: str, source: End, target: End, seal: migration.Seal
+    ) -> Copied: ...
 
 
 @dataclass(slots=True)
@@ -142,9 +144,12 @@ class Relocation:
     async def _fill(self, source: Serving, slot: Slot, spec: ActivationSpec) -> Copied:
         """Bring everything to the target, which is ready to serve when this returns."""
         await answer(slot.actor.receive.remote(spec))
-        await answer(source.slot.actor.seal.remote(source.epoch, SEAL_PATIENCE_S))
+
+        async def seal() -> None:
+            await answer(source.slot.actor.seal.remote(source.epoch, SEAL_PATIENCE_S))
+
         ends = End(source.slot.actor, source.epoch), End(slot.actor, spec.epoch)
-        copied = await self._copy(source.name, *ends)
+        copied = await self._copy(source.name, *ends, seal)
         await answer(slot.actor.promote.remote(spec.epoch))
         return copied
 

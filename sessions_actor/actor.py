@@ -302,6 +302,8 @@ class ConversationActor:
     async def changes(self, name: str, epoch: int, place: int, wait_s: float) -> bytes:
         """Return changes of an activation from a place on, waiting for the first."""
         remains = self._remains_of(name, epoch)
+        if self._hosted is not None and remains is self._hosted.remains:
+            self._hosted.follow()
         log = None if remains is None else remains.log
         if log is None:
             page = wire.FeedPage([], 0, ended=True, lost=True)

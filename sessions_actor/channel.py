@@ -64,12 +64,15 @@ class Resolver(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class Call:
+    """A call under way: its outcome to come, and then the owner that gave it."""
+
     part: Part
     deadline: float
     repeatable: bool
     future: asyncio.Future[bytes]
     tries: Tries = field(default_factory=Tries)
+    owner: Address | None = None
 
     def fail(self, error: BaseException) -> None:
         if not self.future.done():
@@ -86,7 +89,7 @@ class Channel:
         self._address: Address | None = None
         self._failed: Address | None = None
         self._locating = asyncio.Lock()
-        self._queue: deque[_Call] = deque()
+        self._queue: deque[Call] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending = False
 
@@ -109,19 +112,19 @@ class Channel:
             self._enqueue(call)
         return await call.future
 
-    def start(self, session_id: str, method: str, args: bytes) -> asyncio.Future[bytes]:
-        """Queue one call that travels with others; returns its outcome to come."""
+    def start(self, session_id: str, method: str, args: bytes) -> Call:
+        """Queue one call that travels with others, without waiting for it."""
         call = self._new(Part(session_id, method, args), wire.METHODS[method].repeatable)
         self._enqueue(call)
-        return call.future
+        return call
 
-    def _new(self, part: Part, repeatable: bool) -> _Call:
+    def _new(self, part: Part, repeatable: bool) -> Call:
         deadline = self._loop.time() + self.resolver.call_timeout_s
-        return _Call(part, deadline, repeatable, self._loop.create_future())
+        return Call(part, deadline, repeatable, self._loop.create_future())
 
     # ------------------------------------------------------------------------------ sending
 
-    def _enqueue(self, call: _Call) -> None:
+    def _enqueue(self, call: Call) -> None:
         self._queue.append(call)
         if not self._sending:
             self._sending = True
@@ -139,9 +142,9 @@ class Channel:
         finally:
             self._sending = False
 
-    def _take(self) -> list[_Call]:
+    def _take(self) -> list[Call]:
         """Take what travels together as the next frame."""
-        calls: list[_Call] = []
+        calls: list[Call] = []
         size = 0
         while self._queue and len(calls) < FRAME_PARTS_MAX:
             size += len(self._queue[0].part.args)
@@ -150,7 +153,7 @@ class Channel:
             calls.append(self._queue.popleft())
         return calls
 
-    async def _deliver(self, calls: Sequence[_Call]) -> None:
+    async def _deliver(self, calls: Sequence[Call]) -> None:
         """Send a frame until every call in it has an outcome or a ticket."""
         while True:
             calls = [call for call in calls if not call.future.done()]
@@ -180,9 +183,10 @@ class Channel:
             if calls:
                 await asyncio.sleep(max(call.tries.wait_s() for call in calls))
 
-    def _settle(self, call: _Call, address: Address, answer: Answer) -> bool:
+    def _settle(self, call: Call, address: Address, answer: Answer) -> bool:
         """Give a call its outcome; says whether it is to be made again instead."""
         if answer.tag == wire.OK:
+            call.owner = address
             if not call.future.done():
                 call.future.set_result(answer.data)
             return False
@@ -192,7 +196,7 @@ class Channel:
         error = CutShortError() if answer.tag == wire.CUT else wire.load_error(answer.data)
         return self._again(call, address, error)
 
-    def _again(self, call: _Call, address: Address, error: Exception) -> bool:
+    def _again(self, call: Call, address: Address, error: Exception) -> bool:
         """Note a failed try; says whether there is another, and fails the call if not."""
         verdict = judge(error)
         if verdict is not Verdict.RAISE:
@@ -212,7 +216,7 @@ class Channel:
             call.part = call.part._replace(again=True)
         return True
 
-    async def _collect(self, call: _Call, address: Address, ticket: str) -> None:
+    async def _collect(self, call: Call, address: Address, ticket: str) -> None:
         """Fetch the outcome of a call that takes long; send it again if that fails."""
         while not call.future.done():
             asked = address.actor.collect.remote(self.name, address.epoch, ticket, COLLECT_WAIT_S)

@@ -338,11 +338,14 @@ class Hosted:
 
     # ------------------------------------------------------------------------- change feed
 
-    async def _follow(self) -> list[int]:
-        """Record changes from now on; return the place to pull from."""
+    async def _begin_following(self) -> int:
+        return self.follow()
+
+    def follow(self) -> int:
+        """Record changes from now on, if that is not done yet; return the place to pull from."""
         log = self.remains.log or self._record(complete=False)
         log.polled_at = self._clock()
-        return [self.epoch, log.place]
+        return log.place
 
     def _record(self, *, complete: bool) -> ChangeLog:
         log = self.remains.log = ChangeLog(complete=complete)
@@ -427,7 +430,7 @@ class Hosted:
 
 _OVERLAY_FIELDS = ("summary", "from_message_id", "to_message_id")
 _OWN_METHODS: Final = {
-    wire.FOLLOW_CHANGES: Hosted._follow,
+    wire.FOLLOW_CHANGES: Hosted._begin_following,
     wire.LIST_SESSIONS: Hosted._session_ids,
     wire.VERIFY: Hosted._verify,
 }

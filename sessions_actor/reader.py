@@ -147,7 +147,7 @@ class ChangeStream(AsyncIterator[ChangeEvent]):
 
         Raises: what the first call to a conversation raises.
         """
-        await asyncio.shield(self._begun)
+        await asyncio.shield(self._begun.future)
 
     def __aiter__(self) -> "ChangeStream":
         return self
@@ -167,13 +167,10 @@ class ChangeStream(AsyncIterator[ChangeEvent]):
         await self.aclose()
 
     async def _run(self) -> AsyncGenerator[ChangeEvent, None]:
-        epoch, place = loads(await asyncio.shield(self._begun))
-        address = await self._channel.locate()
-        # The owner may have changed since it answered.
-        told = address.epoch != epoch
-        if told:
-            yield ChangeEvent(wire.GAP, "")
-            place = 0
+        await self.begun()
+        address, place = self._begun.owner, loads(self._begun.future.result())
+        assert address is not None
+        told = False  # whether the reader knows of what is missing here
         while True:
             page = await self._poll(address, place)
             if page is None or page.lost:

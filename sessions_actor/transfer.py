@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import struct
-from collections.abc import Sequence
+import marshal
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import apsw
 
@@ -29,15 +30,16 @@ from .sessions.rows import BEFORE_ALL, RowOrder, import_stored
 from .sessions.sql import Database
 from .sessions.store import Store, StoredMessage
 from .storage import Storage
+from .tables import SEQUENCES, Row, Table, tables_of
+from .tracking import ChangeTracker
 
 _BY_MESSAGE = (schema.MESSAGES, schema.CONTINUATIONS)
-_SEQUENCES = "sqlite_sequence"
 _WINDOW_ROWS = 1000
+_CHANGED_ROWS = 100
 
-Row = tuple[Any, ...]
 Place = tuple[int, Any]
 Window = list[tuple[str, str, list[Row]]]
-"""What crosses: (kind, table or session id, rows), kind "messages" or "rows"."""
+"""What crosses: (kind, table or session id, rows). Kinds: "messages", "rows", "gone" (keys)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,55 +55,11 @@ class Manifest:
     """What a file holds: the statements that make its schema, and the parts to copy in turn."""
 
     first: tuple[str, ...]
-    last: tuple[str, ...]
+    indexes: tuple[str, ...]
+    triggers: tuple[str, ...]
     sessions: tuple[str, ...]
     tables: tuple[str, ...]
     created_at: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """How to read one table by its key and write it again."""
-
-    name: str
-    columns: tuple[str, ...]
-    key: tuple[str, ...]
-
-    @classmethod
-    def of(cls, db: Database, name: str) -> _Table:
-        rows = db.execute(
-            "SELECT name, pk FROM pragma_table_xinfo(?) WHERE hidden = 0", (name,)
-        ).fetchall()
-        columns = tuple(row[0] for row in rows)
-        ((without_rowid,),) = db.execute(
-            "SELECT wr FROM pragma_table_list(?) WHERE schema = 'main'", (name,)
-        ).fetchall()
-        if without_rowid:
-            key = tuple(row[0] for row in sorted(rows, key=lambda row: row[1]) if row[1])
-        else:
-            taken = {column.lower() for column in columns}
-            alias = next(a for a in ("rowid", "_rowid_", "oid") if a not in taken)
-            key, columns = (alias,), (alias, *columns)
-        return cls(name, columns, key)
-
-    def window(self, db: Database, after: Row | None, limit: int) -> list[Row]:
-        """Read rows past a key. The key's values end each row."""
-        key = ", ".join(map(_quoted, self.key))
-        names = ", ".join(map(_quoted, (*self.columns, *self.key)))
-        where = "" if after is None else f" WHERE ({key}) > ({', '.join('?' * len(after))})"
-        query = f"SELECT {names} FROM {_quoted(self.name)}{where} ORDER BY {key} LIMIT ?"
-        return list(db.execute(query, (*(after or ()), limit)))
-
-    def insert(self, db: Database, rows: Sequence[Row]) -> None:
-        """Write rows as they were; a row of the same key is replaced."""
-        names, marks = ", ".join(map(_quoted, self.columns)), ", ".join("?" * len(self.columns))
-        db.executemany(
-            f"INSERT OR REPLACE INTO {_quoted(self.name)} ({names}) VALUES ({marks})", rows
-        )
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _size(row: Row) -> int:
@@ -123,12 +81,70 @@ class Outgoing:
         self._db: Database = storage.connection
         self._store = Store(storage)
         self._orders: dict[str, RowOrder] = {}
+        self._tracker: ChangeTracker | None = None
+        self._recent: dict[str, dict[Row, None]] | None = None
 
     def close(self) -> None:
-        """Let go of temporary files."""
+        """Stop tracking, and let go of temporary files."""
+        self._close_orders()
+        if self._tracker is not None:
+            self._tracker.stop()
+            self._tracker = None
+
+    def _close_orders(self) -> None:
         for order in self._orders.values():
             order.close()
         self._orders.clear()
+
+    @property
+    def tracker(self) -> ChangeTracker:
+        """What changed since it was first asked for."""
+        if self._tracker is None:
+            self._tracker = ChangeTracker(self._db)
+        return self._tracker
+
+    def changed_window(self, max_bytes: float) -> tuple[Window, int]:
+        """Read rows that changed since the copy began, as they are now.
+
+        Returns: rows worth about `max_bytes`, and how many changed rows are left.
+        """
+        window: Window = []
+        size = 0
+        while size < max_bytes and (taken := self.tracker.take(_CHANGED_ROWS)) is not None:
+            name, keys = taken
+            if self._recent is not None:
+                self._recent.setdefault(name, {}).update(dict.fromkeys(keys))
+            rows, gone = Table.of(self._db, name).read(self._db, keys)
+            window += [("gone", name, gone), ("rows", name, rows)]
+            size += sum(map(_size, rows)) + sum(map(_size, gone))
+        return window, self.tracker.count
+
+    def snapshot(self) -> tuple[Window, apsw.Connection]:
+        """Read every change that is left, and keep the file as it is at this moment for reading.
+
+        Returns: the last changes, after which a copy equals the file, and a connection that goes
+            on seeing it like that. The caller closes it.
+        """
+        window, left = self.changed_window(math.inf)
+        assert left == 0
+        self._storage.flush()
+        self._recent = {}
+        seen = apsw.Connection(self._storage.path, flags=apsw.SQLITE_OPEN_READONLY)
+        seen.execute("BEGIN")
+        seen.execute("SELECT 1 FROM sqlite_master").fetchall()
+        return window + self.sequences(), seen
+
+    def recent_keys(self) -> dict[str, list[Row]]:
+        """Keys of the rows that changed since the snapshot, and were taken since."""
+        return {name: list(keys) for name, keys in (self._recent or {}).items()}
+
+    def sequences(self) -> Window:
+        """Read the counters of AUTOINCREMENT, which no tracker sees."""
+        if SEQUENCES not in tables_of(self._db):
+            return []
+        table = Table.of(self._db, SEQUENCES)
+        rows = [row[: len(table.columns)] for row in table.window(self._db, None, _WINDOW_ROWS)]
+        return [("rows", SEQUENCES, rows)]
 
     def manifest(self) -> Manifest:
         """Say what there is to copy."""
@@ -147,7 +163,8 @@ class Outgoing:
         tables = tables_of(self._db)
         return Manifest(
             tuple(statements["table"]),
-            tuple(statements["index"] + statements["view"] + statements["trigger"]),
+            tuple(statements["index"] + statements["view"]),
+            tuple(statements["trigger"]),
             tuple(self._store.session_ids()) if schema.MESSAGES in tables else (),
             tuple(name for name in tables if name not in _BY_MESSAGE),
             self._storage.meta.get("created_at"),
@@ -168,14 +185,14 @@ class Outgoing:
             session_id = manifest.sessions[part]
             order = self._orders.get(session_id)
             if order is None:
-                self.close()
+                self._close_orders()
                 order = self._orders[session_id] = RowOrder(self._store, session_id)
                 await order.build()
             rows, seq = order.stored_window(after or BEFORE_ALL, max_bytes)
             here: Window = [("messages", session_id, [tuple(row) for row in rows])]
             return here, self._next(manifest, part, seq)
         name = manifest.tables[part - len(manifest.sessions)]
-        table = _Table.of(self._db, name)
+        table = Table.of(self._db, name)
         taken, size = [], 0
         found = table.window(self._db, after, _WINDOW_ROWS)
         for row in found:
@@ -216,9 +233,13 @@ class Incoming:
         """Write one window in one transaction; returns its bytes."""
         return await self._storage.submit(lambda: self._write(window))
 
+    async def index(self, manifest: Manifest) -> None:
+        """Create indexes and views, at a moment when the rows are consistent."""
+        await self._storage.submit(lambda: self._create(manifest.indexes))
+
     async def finish(self, manifest: Manifest) -> None:
-        """Create indexes, views and triggers."""
-        await self._storage.submit(lambda: self._create(manifest.last))
+        """Create triggers: nothing is written by windows any more."""
+        await self._storage.submit(lambda: self._create(manifest.triggers))
 
     def _create(self, statements: Sequence[str]) -> None:
         for statement in statements:
@@ -230,26 +251,14 @@ class Incoming:
         for kind, name, rows in window:
             if kind == "messages":
                 import_stored(self._store, name, (StoredMessage(*row) for row in rows))
+            elif kind == "gone":
+                Table.of(self._db, name).delete(self._db, rows)
             elif rows:
-                if name == _SEQUENCES:
+                if name == SEQUENCES:
                     self._db.execute(f"DELETE FROM {name}")
-                _Table.of(self._db, name).insert(self._db, rows)
+                Table.of(self._db, name).insert(self._db, rows)
             size += sum(map(_size, rows))
         return size
-
-
-def tables_of(db: Database) -> list[str]:
-    """List the tables that hold a conversation, those below virtual tables included."""
-    found = db.execute(
-        "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type IN ('table', 'shadow')"
-        " ORDER BY name = ?, name",
-        (_SEQUENCES,),
-    )
-    return [
-        name
-        for (name,) in found
-        if name != META_TABLE and (name == _SEQUENCES or not name.startswith("sqlite_"))
-    ]
 
 
 async def digests(storage: Storage) -> dict[str, TableDigest]:
@@ -257,81 +266,39 @@ async def digests(storage: Storage) -> dict[str, TableDigest]:
 
     Two files hold the same conversation when these are equal.
     """
-    db: Database = storage.connection
     found = {}
-    for name in tables_of(db):
-        table, total, count = _Table.of(db, name), hashlib.sha256(), 0
-        after: Row | None = None
-        while rows := table.window(db, after, _WINDOW_ROWS):
-            for row in rows:
-                for value in row[: len(table.columns)]:
-                    total.update(_encoded(value))
-            count += len(rows)
-            after = rows[-1][len(table.columns) :]
+    for name in tables_of(storage.connection):
+        for digest in _digest_windows(storage.connection, name):
+            if digest is not None:
+                found[name] = digest
             await asyncio.sleep(0)
-        found[name] = TableDigest(count, total.hexdigest())
     return found
 
 
-def _encoded(value: object) -> bytes:
-    """Write one value so that no two different rows read alike."""
-    if value is None:
-        return b"n"
-    if isinstance(value, str):
-        data = value.encode()
-        return b"s%d:" % len(data) + data
-    if isinstance(value, bytes):
-        return b"b%d:" % len(value) + value
-    if isinstance(value, int):
-        return b"i%d:" % value
-    assert isinstance(value, float)
-    return b"f" + struct.pack("<d", value)
+def digest_rows(db: Database, keys: Mapping[str, Sequence[Row]]) -> str:
+    """Digest the rows of some keys, and which keys have none."""
+    total = hashlib.sha256()
+    for name in sorted(keys):
+        total.update(marshal.dumps((name, Table.of(db, name).read(db, keys[name])), 2))
+    return total.hexdigest()
 
 
-# ---------------------------------------------------------------- steps, as an actor runs them
+def digests_of(db: Database) -> dict[str, TableDigest]:
+    """Count and digest the rows of every table as one connection sees them."""
+    return {
+        name: next(digest for digest in _digest_windows(db, name) if digest is not None)
+        for name in tables_of(db)
+    }
 
 
-class StepSite(Protocol):
-    """Where a step works: an open file, and what one step keeps for the next."""
-
-    storage: Storage
-    kept: dict[str, Any]
-
-
-async def describe_step(site: StepSite) -> Manifest:
-    """At the source: begin a copy."""
-    outgoing = site.kept["outgoing"] = Outgoing(site.storage)
-    await site.storage.durable()
-    return outgoing.manifest()
-
-
-async def read_step(
-    site: StepSite, manifest: Manifest, place: Place | None, max_bytes: int
-) -> tuple[Window, Place | None]:
-    """At the source: read the next window; see `Outgoing.window`."""
-    outgoing: Outgoing = site.kept["outgoing"]
-    return await outgoing.window(manifest, place, max_bytes)
-
-
-async def begin_step(site: StepSite, manifest: Manifest) -> None:
-    """At the target: make the tables."""
-    incoming = site.kept["incoming"] = Incoming(site.storage)
-    await incoming.begin(manifest)
-
-
-async def write_step(site: StepSite, window: Window) -> int:
-    """At the target: write one window; returns its bytes."""
-    incoming: Incoming = site.kept["incoming"]
-    return await incoming.write(window)
-
-
-async def finish_step(site: StepSite, manifest: Manifest) -> dict[str, TableDigest]:
-    """At the target: make indexes, views and triggers, and digest what arrived."""
-    incoming: Incoming = site.kept["incoming"]
-    await incoming.finish(manifest)
-    return await digests(site.storage)
-
-
-async def digest_step(site: StepSite) -> dict[str, TableDigest]:
-    """At the source: digest what was read."""
-    return await digests(site.storage)
+def _digest_windows(db: Database, name: str) -> Iterator[TableDigest | None]:
+    """Digest a table window by window: None after each, then the digest."""
+    table, total, count = Table.of(db, name), hashlib.sha256(), 0
+    after: Row | None = None
+    while rows := table.window(db, after, _WINDOW_ROWS):
+        # Version 2 writes equal values alike, whatever else refers to them.
+        total.update(marshal.dumps(rows, 2))
+        count += len(rows)
+        after = rows[-1][len(table.columns) :]
+        yield None
+    yield TableDigest(count, total.hexdigest())

@@ -19,7 +19,7 @@ LAYERS = {
     "gate database_file sql keyvalue storage": 1,
     "durable_object lifecycle open_object": 2,
     "sessions": 3,
-    "transfer conversation": 3,
+    "tables tracking transfer transfer_steps conversation": 3,
     "wire change_log disk retry channel reader hosted actor handle": 4,
 }
 LAYER_OF = {name: layer for names, layer in LAYERS.items() for name in names.split()}

@@ -1,7 +1,6 @@
 """What every command shares: how it reaches a deployment, how it fails, and its exit codes."""
 
 import asyncio
-import contextlib
 import inspect
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -188,7 +187,7 @@ def run_guarded(output: Output, work: Callable[[], Awaitable[int | None]]) -> in
         return await work()
 
     try:
-        with contextlib.redirect_stdout(output.stderr):
+        with output.without_chatter():
             return asyncio.run(outcome()) or 0
     except BaseExceptionGroup as group:
         first: BaseException = group

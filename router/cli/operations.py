@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+SIZED_MAX = 5_000
 MOVES_AT_ONCE = 4
 CHECKS_AT_ONCE = 4
 
@@ -38,36 +39,45 @@ def register(app: typer.Typer) -> None:
 
 
 async def status(deployment: Deployment) -> None:
-    """Show the nodes, and how many conversations are active or hibernate, and their size."""
+    """Show the nodes, and how many conversations are active or hibernate, and their size.
+
+    The size is that of every file, which takes a question each: beyond 5,000 it is left out.
+    """
     out = deployment.output
     states: Counter[str] = Counter()
     total = 0
     async with deployment.connect() as client:
         nodes = await client.nodes()
         with out.progress("Counting", None) as bar:
-            async for info in infos(client):
-                states[info.state] += 1
-                total += info.file_bytes
-                bar.at(states.total())
+            number = 0
+            async for _ in client.list():
+                number += 1
+                bar.at(number)
+            if number <= SIZED_MAX:
+                async for info in infos(client):
+                    states[info.state] += 1
+                    total += info.file_bytes
+            else:
+                active = sum(node.active for node in nodes)
+                states.update(active=active, hibernated=max(0, number - active))
+    counts = {state: held for state, held in sorted(states.items()) if held}
     out.json(
         {
+            "namespace": deployment.namespace,
             "nodes": nodes,
-            "conversations": {"total": states.total(), **states},
-            "file_bytes": total,
+            "conversations": {"total": number, **counts},
+            "file_bytes": total if number <= SIZED_MAX else None,
         }
     )
-    counted = ", ".join(f"{number:,} {state}" for state, number in sorted(states.items()))
-    out.show(
-        facts(
-            [
-                ("namespace", deployment.namespace),
-                ("conversations", f"{states.total():,}" + (f" ({counted})" if counted else "")),
-                ("on disk", size(total)),
-                ("nodes", len(nodes)),
-            ]
-        ),
-        _node_table(nodes),
-    )
+    counted = ", ".join(f"{held:,} {state}" for state, held in counts.items())
+    lines: list[tuple[str, object]] = [
+        ("namespace", deployment.namespace),
+        ("conversations", f"{number:,}" + (f" ({counted})" if counted else "")),
+        ("nodes", len(nodes)),
+    ]
+    if number <= SIZED_MAX:
+        lines.insert(2, ("on disk", size(total)))
+    out.show(facts(lines), _node_table(nodes))
 
 
 def _node_table(nodes: "list[NodeInfo]") -> Any:

@@ -1,12 +1,12 @@
 """Where a command's words go: results to stdout, progress and trouble to stderr.
 
-Ray prints to `sys.stdout` what happens in a cluster; while a command runs, that goes to stderr too.
 With `--json`, stdout holds exactly one JSON value, and an error is a JSON object on stderr.
 """
 
+import os
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -26,6 +26,9 @@ from sessions_actor.codec import dumps
 
 from ..render import clean
 
+# Columns of a table that goes to a file or a pipe.
+PIPED_WIDTH = 200
+
 
 class Output:
     """The two streams of a command."""
@@ -34,13 +37,15 @@ class Output:
         self.as_json = as_json
         self.stdout, self.stderr = sys.stdout, sys.stderr
         self.console = Console(file=self.stdout, highlight=False)
+        if not self.console.is_terminal and "COLUMNS" not in os.environ:
+            self.console.width = PIPED_WIDTH
         self._err = Console(file=self.stderr, highlight=False)
 
     def show(self, *parts: RenderableType) -> None:
         """Print for people; nothing with `--json`."""
         if not self.as_json:
             for part in parts:
-                self.console.print(part, markup=False)
+                self.console.print(part, markup=False, soft_wrap=isinstance(part, str | Text))
 
     def json(self, value: Any) -> None:
         """Print a value for programs; nothing without `--json`."""
@@ -63,14 +68,14 @@ class Output:
     def note(self, text: str) -> None:
         """Say something on stderr, unless only programs listen."""
         if not self.as_json:
-            self._err.print(Text(text, style="dim"))
+            self._say(Text(text, style="dim"))
 
     def warn(self, text: str) -> None:
         """Report trouble that does not end the command."""
         if self.as_json:
             self.stderr.write(dumps({"warning": clean(text)}).decode() + "\n")
         else:
-            self._err.print(Text.assemble(("warning: ", "yellow"), clean(text)))
+            self._say(Text.assemble(("warning: ", "yellow"), clean(text)))
 
     def error(self, text: str, cause: BaseException) -> None:
         """Report what ended the command."""
@@ -78,13 +83,30 @@ class Output:
             fault = {"error": clean(text), "type": type(cause).__name__}
             self.stderr.write(dumps(fault).decode() + "\n")
         else:
-            self._err.print(Text.assemble(("error: ", "bold red"), clean(text)))
+            self._say(Text.assemble(("error: ", "bold red"), clean(text)))
+
+    def _say(self, line: Text) -> None:
+        # One line, however long: it may be read by grep as well.
+        self._err.print(line, soft_wrap=True)
 
     def waiting(self, what: str) -> AbstractContextManager[Any]:
         """Show that something takes its time, on a terminal."""
         if self.as_json or not self._err.is_terminal:
             return nullcontext()
         return self._err.status(what)
+
+    @contextmanager
+    def without_chatter(self) -> Iterator[None]:
+        """Keep what Ray prints to `sys.stdout`, of workers and nodes, away from people's results.
+
+        With SESSIONS_ACTOR_DEBUG it goes to stderr, else nowhere.
+        """
+        if os.environ.get("SESSIONS_ACTOR_DEBUG"):
+            with redirect_stdout(self.stderr):
+                yield
+            return
+        with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+            yield
 
     @contextmanager
     def progress(self, what: str, total: int | None, *, sizes: bool = False) -> Iterator["Bar"]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -55,20 +56,37 @@ async def up(
     async with deployment.connect() as client:
         import ray
 
+        from ..settings import default_storage_root
+
         address = ray.get_runtime_context().gcs_address
         nodes = await client.nodes()
-        out.json({"address": address, "namespace": deployment.namespace, "nodes": nodes})
+        root = client.settings.storage_root
+        out.json(
+            {
+                "address": address,
+                "namespace": deployment.namespace,
+                "storage_root": str(root),
+                "nodes": nodes,
+            }
+        )
+        # Ray has set this where its cluster asks for a token; commands elsewhere need it too.
+        token = "RAY_AUTH_MODE=token " if os.environ.get("RAY_AUTH_MODE") == "token" else ""
+        here = f" --storage-root {shlex.quote(str(root))}" if root != default_storage_root() else ""
         out.show(
             facts(
                 [
                     ("serving at", Text(address, style="bold green")),
                     ("namespace", deployment.namespace),
+                    ("storage", root),
                     ("nodes", len(nodes)),
-                    ("try", f"sessions-actor append --address {address} alice Hello"),
-                    ("more machines", f"sessions-actor up --join {address}"),
+                    ("try, here", f"sessions-actor{here} append alice Hello"),
+                    ("elsewhere", f"{token}sessions-actor --address {address} ls"),
+                    ("more machines", f"{token}sessions-actor up --join {address}"),
                 ]
             )
         )
+        if token:
+            out.note("Other machines need this cluster's token: see `ray get-auth-token --help`.")
         out.note("Ctrl-C ends it; what is active hibernates first.")
         await stop.wait()
         out.note("Stopping …")

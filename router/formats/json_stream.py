@@ -28,7 +28,7 @@ _TO_BRACKET = re.compile(
 )
 _SCALAR = re.compile(rb'[^ \t\r\n,:"{}\[\]]*+')
 _CLOSERS = {ord("{"): ord("}"), ord("["): ord("]")}
-_QUOTE = ord('"')
+_QUOTE, _SPACE_BYTE = ord('"'), ord(" ")
 
 _T = TypeVar("_T")
 
@@ -72,6 +72,8 @@ class JsonCursor:
 
     def peek(self) -> str:
         """Return the next character that is no white space, "" at the end of the text."""
+        if self._at < len(self._buffer) and self._buffer[self._at] > _SPACE_BYTE:
+            return chr(self._buffer[self._at])  # the usual case, without a search
         while True:
             self._at = _end(_SPACE, self._buffer, self._at)
             if self._at < len(self._buffer):

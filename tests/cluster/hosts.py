@@ -84,10 +84,17 @@ class SlowSummary(Host):
     def __init__(self, state: ObjectState) -> None:
         super().__init__(state)
 
+        self.asked = 0
+
         async def summarise(messages: list[Any]) -> Any:
             from sessions_actor import CompactResult
 
+            self.asked += 1
             await self.release.wait()
             return CompactResult("so far", messages[0]["id"], messages[-2]["id"])
 
         self.session.on_compaction(summarise).compact_after(30)
+
+    async def times_asked(self) -> int:
+        """Say how often the summariser was called."""
+        return self.asked

@@ -9,7 +9,7 @@ import pytest
 
 from sessions_actor.errors import QuotaExceededError, RemoteCallError
 
-from .conftest import Deploy, message
+from .conftest import Deploy, message, until
 
 HOST = "tests.cluster.hosts:Host"
 
@@ -229,6 +229,7 @@ async def test_a_slow_summary_holds_up_nobody(deploy: Deploy) -> None:
         for i in range(3):
             await session.append_message(message(f"m{i}"))
         slow = asyncio.create_task(session.append_message(message("trigger", "words " * 40)))
+        await until(lambda: alice.call("times_asked"), "the summariser is called")
         after = [await session.append_message(message(f"n{i}")) for i in range(10)]
         assert all(result.inserted for result in after)
         assert not slow.done()

@@ -47,6 +47,7 @@ def test_leaf_is_one_object() -> None:
     [
         (0, "1970-01-01T00:00:00.000Z"),
         (1_704_164_645_678, "2024-01-02T03:04:05.678Z"),
+        (1.9, "1970-01-01T00:00:00.001Z"),
         (-1, "1969-12-31T23:59:59.999Z"),
         (951_782_400_000, "2000-02-29T00:00:00.000Z"),
         (253_402_300_799_999, "9999-12-31T23:59:59.999Z"),
@@ -56,7 +57,7 @@ def test_leaf_is_one_object() -> None:
         (-62_167_219_200_000, "0000-01-01T00:00:00.000Z"),
     ],
 )
-def test_iso_from_ms(ms: int, text: str) -> None:
+def test_iso_from_ms(ms: float, text: str) -> None:
     assert iso_from_ms(ms) == text
 
 

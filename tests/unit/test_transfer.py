@@ -78,6 +78,7 @@ async def copy(source: Storage, path: Path, window_bytes: int) -> tuple[Manifest
         await incoming.write(window)
         if place is None:
             break
+    await incoming.index(manifest)
     await incoming.finish(manifest)
     outgoing.close()
     arrived = await digests(target)

@@ -1,0 +1,1 @@
+"""Speed, memory and scale beside their floors: `python -m tests.bench --help`."""

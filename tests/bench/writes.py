@@ -1,0 +1,185 @@
+"""Appends: one at a time, in flight together, many in one call, in process, to many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import Any
+
+import orjson
+
+from . import data
+from .bench import Bench, SkipError, line
+from .data import Messages
+from .measure import Call, Work, at_least, at_most, in_turns, medians, middle, rate
+
+IN_FLIGHT = 64
+
+
+def appending(session: Any, supply: Messages) -> Call:
+    """Append one new message per call."""
+    return lambda _: session.append_message(supply.one())
+
+
+def calling(actor: Any) -> Call:
+    """Call a bare actor with the bytes of one message."""
+    text = orjson.dumps(Messages(prefix="b").one())
+    return lambda _: actor.call.remote(text)
+
+
+def together(session: Any, supply: Messages, count: int) -> Work:
+    """Make a round of appends in flight together; its figure is their rate."""
+
+    async def work() -> float:
+        some = supply.many(count)
+        return await rate(lambda number: session.append_message(some[number]), count, IN_FLIGHT)
+
+    return work
+
+
+@line("append")
+async def append(bench: Bench) -> None:
+    """Compare a durable append, one at a time, with a bare call of the same bytes."""
+    (bare,) = await bench.bare()
+    count, stored = bench.size(400, 40), bench.size(200_000, 2_000)
+    for name, path in (
+        ("append", None),
+        (f"append, {stored:,} stored", bench.copy_of(bench.built(stored))),
+    ):
+        session = await bench.holding(name.replace(" ", "-"), path)
+        ours = medians(appending(session, Messages()), count)
+        rounds = await in_turns(bench.repeat, ours, medians(calling(bare), count))
+        bench.add(name, middle(rounds), "s", at_most(1.3))
+
+
+@line("append-pipelined")
+async def append_pipelined(bench: Bench) -> None:
+    """Compare appends in flight together with as many bare calls."""
+    (bare,) = await bench.bare()
+    count, stored = bench.size(6_400, 640), bench.size(200_000, 2_000)
+    for name, path in (
+        ("append-pipelined", None),
+        (f"append-pipelined, {stored:,} stored", bench.copy_of(bench.built(stored))),
+    ):
+        session = await bench.holding(name.replace(" ", "-"), path)
+        ours, floor = together(session, Messages(), count), calling(bare)
+        rounds = await in_turns(bench.repeat, ours, partial(rate, floor, count, IN_FLIGHT))
+        bench.add(name, middle(rounds), "/s", at_least(3))
+
+
+def raw_appends(bench: Bench, count: int, per_transaction: int) -> Work:
+    """Make a round of raw inserts into a file of its own; its figure is rows a second."""
+    db, done = data.raw(bench.new_file()), 0
+
+    async def work() -> float:
+        nonlocal done
+        some = list(data.rows(count, first=done))
+        done += count
+        began = time.perf_counter()
+        for start in range(0, count, per_transaction):
+            data.insert(db, some[start : start + per_transaction])
+        return count / (time.perf_counter() - began)
+
+    return work
+
+
+@line("append-many")
+async def append_many(bench: Bench) -> None:
+    """Compare remote batches of 100 with raw inserts, one transaction per 100."""
+    stored, batches = bench.size(200_000, 2_000), bench.size(40, 4)
+    for name, path in (
+        ("append-many", None),
+        (f"append-many, {stored:,} stored", bench.copy_of(bench.built(stored))),
+    ):
+        session = await bench.holding(name.replace(" ", "-"), path)
+        supply = Messages()
+
+        async def ours(session: Any = session, supply: Messages = supply) -> float:
+            some = [supply.many(100) for _ in range(batches)]
+            began = time.perf_counter()
+            for batch in some:
+                await session.append_messages(batch)
+            return 100 * batches / (time.perf_counter() - began)
+
+        rounds = await in_turns(bench.repeat, ours, raw_appends(bench, 100 * batches, 100))
+        bench.add(name, middle(rounds), "/s", at_least(0.3))
+
+
+@line("append-local")
+async def append_local(bench: Bench) -> None:
+    """Compare appends in process, 64 at once, with raw inserts and with the reference."""
+    count, stored = bench.size(20_000, 640), bench.size(200_000, 2_000)
+    works: list[Work] = []
+    for path in (bench.new_file(), bench.copy_of(bench.built(stored))):
+        works.append(local_appends(bench, path, count))
+    works.append(raw_appends(bench, count, count))
+    try:
+        works.append(reference_appends(bench, bench.size(2_000, 100)))
+    except SkipError as error:
+        bench.skip("append-local, reference", str(error))
+    rounds = await in_turns(bench.repeat, *works)
+    goal = at_least(0.35)
+    bench.add("append-local", middle(rounds, 0, 2), "/s", goal)
+    bench.add(f"append-local, {stored:,} stored", middle(rounds, 1, 2), "/s", goal)
+    if len(works) > 3:
+        bench.add("append-local, reference in its object", middle(rounds, 0, 3), "/s", at_least(1))
+
+
+def local_appends(bench: Bench, path: Any, count: int) -> Work:
+    """Make a round of appends in this process, 64 at once, each waiting until it is on disk."""
+    supply = Messages()
+
+    async def work() -> float:
+        async with bench.opened(path) as session:
+            await session.append_message(supply.one())
+            return await together(session, supply, count)()
+
+    return work
+
+
+def reference_appends(bench: Bench, count: int) -> Work:
+    """Make a round of appends inside the reference's object, all asked for by one request."""
+    bench.reference()
+    supply = Messages(prefix="a")
+
+    async def work() -> float:
+        some = [[message, {}] for message in supply.many(count)]
+        began = time.perf_counter()
+        assert bench.refer("appends", "appendMany", some) == count
+        return count / (time.perf_counter() - began)
+
+    return work
+
+
+@line("append-spread")
+async def append_spread(bench: Bench) -> None:
+    """Compare appends to 20 conversations at once with bare calls to as many actors."""
+    width, count = bench.size(20, 3), bench.size(100, 10)
+    bare = await bench.bare(width)
+    client = await bench.client()
+    names = [f"spread-{number}" for number in range(width)]
+    sessions = await asyncio.gather(*(bench.holding(name, None) for name in names))
+    supply, calls = Messages(), [calling(actor) for actor in bare]
+
+    async def each(works: list[Call]) -> float:
+        async def repeat(work: Call) -> None:
+            for number in range(count):
+                await work(number)
+
+        began = time.perf_counter()
+        await asyncio.gather(*map(repeat, works))
+        return len(works) * count / (time.perf_counter() - began)
+
+    appends = [appending(session, supply) for session in sessions]
+    half = max(1, width // 2)
+    rounds = await in_turns(
+        bench.repeat,
+        *(lambda: each(appends), lambda: each(calls)),
+        *(lambda: each(appends[:half]), lambda: each(calls[:half])),
+    )
+    goal = at_least(0.7)
+    bench.add("append-spread", middle(rounds), "/s", goal)
+    bench.add(f"append-spread, to {half}", middle(rounds, 2, 3), "/s", goal)
+    for name in names:
+        await client.hibernate(name)
