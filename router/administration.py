@@ -130,7 +130,7 @@ class Administration:
     async def _discard(self, serving: Serving) -> None:
         """Have an owner end without keeping anything."""
         try:
-            asked = answer(serving.slot.actor.discard.remote(serving.epoch))
+            asked = answer(serving.slot.actor.discard.remote(serving.name, serving.epoch))
             await asyncio.wait_for(asked, DISCARD_TIMEOUT_S)
         except Exception:  # dead or silent: recovering its actor shows which
             await self._router.recover(serving.slot)

@@ -30,6 +30,7 @@ class ClusterNode:
     node_id: str
     address: str
     memory_bytes: int
+    cpus: int
 
 
 @dataclass(eq=False, slots=True)
@@ -100,6 +101,7 @@ class RayCluster:
                 node["NodeID"],
                 node["NodeManagerAddress"],
                 int(node["Resources"].get("memory", 0)),
+                int(node["Resources"].get("CPU", 1)),
             )
             for node in found
             if node["Alive"]

@@ -45,11 +45,12 @@ class End:
     """One side of a copy: an actor, and the epoch under which it holds the file."""
 
     actor: Any
+    name: str
     epoch: int
 
     async def run(self, step: Any, *args: Any) -> Any:
         """Run one step there and wait for its result."""
-        return await self.actor.transfer.remote(self.epoch, step, *args)
+        return await self.actor.transfer.remote(self.name, self.epoch, step, *args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +131,11 @@ async def _copy_rows(source: End, target: End, manifest: Manifest, window_bytes:
     try:
         while True:
             window, place_ref = source.actor.transfer.options(num_returns=2).remote(
-                source.epoch, steps.read_step, manifest, place, window_bytes
+                source.name, source.epoch, steps.read_step, manifest, place, window_bytes
             )
-            writes.append(target.actor.transfer.remote(target.epoch, steps.write_step, window))
+            writes.append(
+                target.actor.transfer.remote(target.name, target.epoch, steps.write_step, window)
+            )
             place = await place_ref
             if place is None:
                 break

@@ -48,7 +48,7 @@ class NodeInfo:
 class MigrationReport:
     """A finished migration, verified table by table.
 
-    `epoch` is the target's, `bytes` its file's size; `seconds` counts from the call on.
+    `epoch` is the target's, `bytes` what was copied; `seconds` counts from the call on.
     """
 
     name: str

@@ -49,24 +49,22 @@ def candidates(
 ) -> list[NodeView]:
     """Return the nodes that may take a conversation, best first.
 
-    Nodes that are draining stand last (they still hold what only they can open); then nodes that
-    are known to mount the disk, those with an idle actor, those with the fewest active
-    conversations for their size. The node's id breaks a tie, so the order is stable.
+    A draining node serves only what no other node can open. Nodes that are known to mount the
+    disk come first, then those with an idle actor or room for one, then those with the fewest
+    active conversations for their size. The node's id breaks a tie, so the order is stable.
     """
 
-    def rank(node: NodeView) -> tuple[bool, bool, bool, float, str]:
+    def rank(node: NodeView) -> tuple[bool, bool, float, str]:
         return (
-            node.draining,
             disk_id is not None and node.disk_id != disk_id,
             node.idle == 0 and node.processes >= node.max_active,
             node.active / node.max_active,
             node.node_id,
         )
 
-    return sorted(
-        (node for node in nodes if node.node_id not in avoid and may_host(node, disk_id)),
-        key=rank,
-    )
+    able = [node for node in nodes if node.node_id not in avoid and may_host(node, disk_id)]
+    staying = [node for node in able if not node.draining]
+    return sorted(staying or able, key=rank)
 
 
 def migration_targets(nodes: Iterable[NodeView], source_node_id: str) -> list[NodeView]:

@@ -23,8 +23,8 @@ from .placement import NodeView, default_max_active
 Choose = Callable[[list[NodeView]], list[NodeView]]
 """Orders the nodes that may serve a request, best first."""
 
-# Processes that start at once on one node: each takes a core for half a second.
-STARTS_MAX: Final = 2
+# Cores for each process that starts at once on one node: it takes one for half a second.
+CPUS_PER_START: Final = 2
 # Conversations that make room at once on one node.
 EVICTIONS_MAX: Final = 4
 # How often those who wait look for room while nothing is given back.
@@ -256,7 +256,8 @@ class Pool:
                     wanted[node.node_id] += 1
                 break
         for node_id, count in wanted.items():
-            for _ in range(min(count, STARTS_MAX) - self._starting[node_id]):
+            at_once = max(1, self._nodes[node_id].cpus // CPUS_PER_START)
+            for _ in range(min(count, at_once) - self._starting[node_id]):
                 self._start(node_id)
 
     async def _make_room(self) -> None:

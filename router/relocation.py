@@ -39,7 +39,7 @@ SEAL_PATIENCE_S: Final = 5.0
 
 
 class Copy(Protocol):
-    """Copies a conversation into a target's empty file, sealing it when it must, and verifies it."""
+    """Copies a conversation into a target's file, sealing it when it must, and verifies it."""
 
     async def __call__(
         self, name: str, source: End, target: End, seal: migration.Seal
@@ -137,7 +137,7 @@ class Relocation:
             epoch=switched.epoch,
             tables=copied.tables,
             messages=copied.messages,
-            bytes=await self._size(slot),
+            bytes=copied.bytes,
             seconds=time.monotonic() - began,
         )
 
@@ -146,39 +146,36 @@ class Relocation:
         await answer(slot.actor.receive.remote(spec))
 
         async def seal() -> None:
-            await answer(source.slot.actor.seal.remote(source.epoch, SEAL_PATIENCE_S))
+            await answer(source.slot.actor.seal.remote(source.name, source.epoch, SEAL_PATIENCE_S))
 
-        ends = End(source.slot.actor, source.epoch), End(slot.actor, spec.epoch)
+        ends = (
+            End(source.slot.actor, source.name, source.epoch),
+            End(slot.actor, spec.name, spec.epoch),
+        )
         copied = await self._copy(source.name, *ends, seal)
-        await answer(slot.actor.promote.remote(spec.epoch))
+        await answer(slot.actor.promote.remote(spec.name, spec.epoch))
         return copied
-
-    async def _size(self, slot: Slot) -> int:
-        try:
-            found = await self._router.cluster.describe(slot.actor, DISCARD_TIMEOUT_S)
-        except Exception:  # it died after the switch: the next call to it finds out
-            return 0
-        return found.file_bytes
 
     async def _undo(self, source: Serving, slot: Slot, spec: ActivationSpec) -> None:
         """Leave the source serving and nothing of the target. Serving again comes first."""
         router = self._router
         with contextlib.suppress(Exception):  # a dead source: the next call to it finds out
             await asyncio.wait_for(
-                answer(source.slot.actor.unseal.remote(source.epoch)), DISCARD_TIMEOUT_S
+                answer(source.slot.actor.unseal.remote(source.name, source.epoch)),
+                DISCARD_TIMEOUT_S,
             )
         await router.directory.abandon_migration(source.name, source.epoch)
-        await self._discard(slot, spec.epoch)
+        await self._discard(slot, spec.name, spec.epoch)
         await self._sweep(slot.disk_id)
 
     async def _retire(self, source: Serving, entry: Entry) -> None:
         """End the source and remove its file; who waits at its seal goes to the target."""
-        await self._discard(source.slot, source.epoch)
+        await self._discard(source.slot, source.name, source.epoch)
         await self._sweep(entry.disk_id)
 
-    async def _discard(self, slot: Slot, epoch: int) -> None:
+    async def _discard(self, slot: Slot, name: str, epoch: int) -> None:
         try:
-            asked = answer(slot.actor.discard.remote(epoch))
+            asked = answer(slot.actor.discard.remote(name, epoch))
             await asyncio.wait_for(asked, DISCARD_TIMEOUT_S)
         except Exception:  # dead or silent: recovering it shows which
             await self._router.recover(slot)

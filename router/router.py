@@ -309,7 +309,11 @@ class Router:
     ) -> bool:
         """Hibernate what is served, by one who holds its lock."""
         asked = serving.slot.actor.hibernate.remote(
-            serving.epoch, idle_s=idle_s, resident_s=resident_s, patience_s=patience_s
+            serving.name,
+            serving.epoch,
+            idle_s=idle_s,
+            resident_s=resident_s,
+            patience_s=patience_s,
         )
         try:
             result = await asyncio.wait_for(answer(asked), HIBERNATE_TIMEOUT_S)

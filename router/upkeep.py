@@ -87,7 +87,7 @@ class Upkeep:
         if entry.state is State.MIGRATING:
             await router.directory.abandon_migration(entry.name, entry.epoch)
         try:
-            await answer(slot.actor.unseal.remote(entry.epoch))
+            await answer(slot.actor.unseal.remote(entry.name, entry.epoch))
         except Exception:  # it died this moment
             return False
         slot.name = entry.name
@@ -104,9 +104,9 @@ class Upkeep:
         """Take in an actor as an idle one, having it let go of what is not its own; or end it."""
         try:
             if bound.state is ActorState.RECEIVING:
-                await answer(slot.actor.discard.remote(bound.epoch))
+                await answer(slot.actor.discard.remote(bound.name, bound.epoch))
             elif bound.state is not ActorState.IDLE:
-                await answer(slot.actor.hibernate.remote(bound.epoch))
+                await answer(slot.actor.hibernate.remote(bound.name, bound.epoch))
         except Exception:  # whatever it is: only an idle actor is of use
             await self._router.cluster.kill(slot.actor)
         else:

@@ -1,7 +1,8 @@
 """The Ray actor that hosts one conversation at a time.
 
 An actor is a process kept warm: `activate` binds it to a conversation, `hibernate` lets go of it.
-Every call carries an epoch; one that is not the bound activation's is refused and does nothing.
+Every call carries a name and an epoch; one that is not for the bound activation is refused and does
+nothing: two conversations that an actor hosts one after the other may have the same epoch.
 `ping` and `describe` answer from a thread of their own (the group CONTROL), so that a busy actor
 can be told from a frozen one.
 
@@ -206,8 +207,8 @@ class ConversationActor:
         self._bind(ActorState.HOSTING, spec)
 
     async def hibernate(
-        self, epoch: int, *, idle_s: float | None = None, resident_s: float | None = None,
-        patience_s: float = 0.0,
+        self, name: str, epoch: int, *, idle_s: float | None = None,
+        resident_s: float | None = None, patience_s: float = 0.0,
     ) -> Ended | Refusal:  # fmt: skip
         """Let go of the conversation and become idle.
 
@@ -219,7 +220,7 @@ class ConversationActor:
         Raises: StaleEpochError when another activation is bound, or none.
         """
         async with self._change:
-            hosted = self._hosting(epoch)
+            hosted = self._hosting(name, epoch)
             if idle_s is None:
                 await hosted.seal(patience_s)
             elif not await hosted.yield_if_idle(idle_s=idle_s, resident_s=resident_s):
@@ -275,19 +276,28 @@ class ConversationActor:
         if self._binding.state is not ActorState.IDLE:
             raise RuntimeError(f"the actor is bound to {self._binding.name!r}")
 
-    def _hosting(self, epoch: int) -> Hosted:
-        if self._hosted is None or self._hosted.epoch != epoch:
-            raise StaleEpochError(epoch, self._binding.epoch)
+    def _hosting(self, name: str, epoch: int) -> Hosted:
+        if not self._hosts(name, epoch):
+            raise StaleEpochError(epoch, self._epoch_of(name))
+        assert self._hosted is not None
         return self._hosted
+
+    def _hosts(self, name: str, epoch: int) -> bool:
+        hosted = self._hosted
+        return hosted is not None and (hosted.name, hosted.epoch) == (name, epoch)
+
+    def _epoch_of(self, name: str) -> int:
+        """The epoch of a conversation here; 0 when it is another's turn."""
+        return self._binding.epoch if self._binding.name == name else 0
 
     # ------------------------------------------------------------------------------- calls
 
     async def serve(self, frame: bytes) -> bytes:
         """Carry out the parts of one frame; see `wire` and `Hosted.serve`."""
-        epoch, parts = wire.unpack_request(frame)
+        name, epoch, parts = wire.unpack_request(frame)
         hosted = self._hosted
-        if hosted is None or hosted.epoch != epoch:
-            refusal = wire.dump_error(StaleEpochError(epoch, self._binding.epoch))
+        if hosted is None or not self._hosts(name, epoch):
+            refusal = wire.dump_error(StaleEpochError(epoch, self._epoch_of(name)))
             return wire.pack_reply([wire.Answer(wire.ERROR, refusal)] * len(parts))
         return wire.pack_reply(await hosted.serve(epoch, parts))
 
@@ -312,25 +322,24 @@ class ConversationActor:
         return pickle.dumps(page, 5)
 
     def _remains_of(self, name: str, epoch: int) -> Remains | None:
-        hosted = self._hosted
-        if hosted is not None and (hosted.name, hosted.epoch) == (name, epoch):
-            return hosted.remains
+        if self._hosted is not None and self._hosts(name, epoch):
+            return self._hosted.remains
         return self._remains.get((name, epoch))
 
     # --------------------------------------------------------------------------- migration
 
-    async def seal(self, epoch: int, patience_s: float) -> None:
+    async def seal(self, name: str, epoch: int, patience_s: float) -> None:
         """Let callers of the source wait; returns when nothing is under way any more.
 
         Raises: StaleEpochError.
         """
         async with self._change:
-            await self._hosting(epoch).seal(patience_s)
+            await self._hosting(name, epoch).seal(patience_s)
 
-    async def unseal(self, epoch: int) -> None:
+    async def unseal(self, name: str, epoch: int) -> None:
         """Serve again; nothing happens when another activation is bound."""
         async with self._change:
-            if self._hosted is not None and self._hosted.epoch == epoch:
+            if self._hosted is not None and self._hosts(name, epoch):
                 self._close_site()
                 self._hosted.unseal()
 
@@ -349,52 +358,54 @@ class ConversationActor:
                 raise
             self._site = Site(storage, None)
 
-    async def promote(self, epoch: int) -> None:
+    async def promote(self, name: str, epoch: int) -> None:
         """Start the conversation that a target received; it serves from now on.
 
         Raises: StaleEpochError when nothing was received under this epoch; as `activate`.
         """
         async with self._change:
-            site, spec = self._receiving(epoch)
+            site, spec = self._receiving(name, epoch)
             self._close_site()
             site.storage.close()
             await self._start(spec)
 
-    async def discard(self, epoch: int) -> bool:
+    async def discard(self, name: str, epoch: int) -> bool:
         """Give up what a target received or started; returns whether its file is gone."""
         async with self._change:
-            if self._binding.epoch != epoch or self._spec is None:
+            if self._spec is None or (self._spec.name, self._spec.epoch) != (name, epoch):
                 return True
             file = self._spec.file
             try:
-                if self._site is not None:
-                    self._site.storage.close()
                 if self._hosted is not None:
                     await self._end(self._hosted)
+                elif self._site is not None:
+                    self._site.storage.close()
             except Exception:  # the file is thrown away: how it ended does not matter
                 pass
             finally:
                 self._unbind()
             return remove_file(self._root, file)
 
-    async def transfer(self, epoch: int, step: Callable[..., Awaitable[T]], *args: Any) -> T:
+    async def transfer(
+        self, name: str, epoch: int, step: Callable[..., Awaitable[T]], *args: Any
+    ) -> T:
         """Run one step of a migration: `await step(site, *args)`.
 
         At the source the site is kept while it serves; at the target since `receive`.
         Args: `step` is a function of a module, which crosses by its name.
         Raises: StaleEpochError; what the step raised.
         """
-        if self._hosted is not None and self._hosted.epoch == epoch:
+        if self._hosted is not None and self._hosts(name, epoch):
             if self._site is None:
                 self._site = Site(self._hosted.storage, self._hosted.host)
             return await step(self._site, *args)
-        site, _ = self._receiving(epoch)
+        site, _ = self._receiving(name, epoch)
         return await step(site, *args)
 
-    def _receiving(self, epoch: int) -> tuple[Site, ActivationSpec]:
+    def _receiving(self, name: str, epoch: int) -> tuple[Site, ActivationSpec]:
         bound = self._binding
-        if bound.state is not ActorState.RECEIVING or bound.epoch != epoch:
-            raise StaleEpochError(epoch, bound.epoch)
+        if bound != Binding(ActorState.RECEIVING, name, epoch):
+            raise StaleEpochError(epoch, self._epoch_of(name))
         assert self._site is not None
         assert self._spec is not None
         return self._site, self._spec

@@ -169,7 +169,7 @@ class Channel:
                 continue
             try:
                 deadline = max(call.deadline for call in calls)
-                frame = wire.pack_request(address.epoch, [call.part for call in calls])
+                frame = wire.pack_request(self.name, address.epoch, [call.part for call in calls])
                 reply = await self._reply(address, address.actor.serve.remote(frame), deadline)
                 answers = wire.unpack_reply(reply)
             except Exception as error:

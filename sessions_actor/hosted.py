@@ -404,9 +404,10 @@ class Hosted:
             self._enter(Phase.ENDED)
         await self._settle()
         self._streams.clear()
-        broken = self.storage.broken is not None
-        file_bytes = 0 if broken else self.storage.database_size
+        file_bytes = 0
         try:
+            if self.storage.broken is None:
+                file_bytes = self.storage.database_size
             await self._activation.close()
         finally:
             if self.remains.log is not None:

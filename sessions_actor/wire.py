@@ -56,15 +56,19 @@ class Answer(NamedTuple):
     data: bytes
 
 
-def pack_request(epoch: int, parts: Sequence[Part]) -> bytes:
-    """Frame the parts that travel together."""
-    return pickle.dumps((epoch, [tuple(part) for part in parts]), 5)
+def pack_request(name: str, epoch: int, parts: Sequence[Part]) -> bytes:
+    """Frame the parts that travel together to one activation of a conversation.
+
+    The name goes along: an actor hosts one conversation after another, and two may have the same
+    epoch.
+    """
+    return pickle.dumps((name, epoch, [tuple(part) for part in parts]), 5)
 
 
-def unpack_request(frame: bytes) -> tuple[int, list[Part]]:
+def unpack_request(frame: bytes) -> tuple[str, int, list[Part]]:
     """Read what `pack_request` wrote."""
-    epoch, parts = pickle.loads(frame)
-    return epoch, [Part(*part) for part in parts]
+    name, epoch, parts = pickle.loads(frame)
+    return name, epoch, [Part(*part) for part in parts]
 
 
 def pack_reply(answers: Sequence[Answer]) -> bytes:

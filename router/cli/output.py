@@ -3,6 +3,7 @@
 With `--json`, stdout holds exactly one JSON value, and an error is a JSON object on stderr.
 """
 
+import io
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -28,6 +29,13 @@ from ..render import clean
 
 # Columns of a table that goes to a file or a pipe.
 PIPED_WIDTH = 200
+
+
+class _Nowhere(io.TextIOBase):
+    """Takes text and drops it. Never closed: what Ray loads keeps it until the process ends."""
+
+    def write(self, text: str) -> int:
+        return len(text)
 
 
 class Output:
@@ -101,11 +109,8 @@ class Output:
 
         With SESSIONS_ACTOR_DEBUG it goes to stderr, else nowhere.
         """
-        if os.environ.get("SESSIONS_ACTOR_DEBUG"):
-            with redirect_stdout(self.stderr):
-                yield
-            return
-        with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+        debug = os.environ.get("SESSIONS_ACTOR_DEBUG")
+        with redirect_stdout(self.stderr if debug else _Nowhere()):
             yield
 
     @contextmanager

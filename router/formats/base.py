@@ -69,7 +69,7 @@ class Problem:
     harmless: bool = False
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.reason}"
+        return f"{self.place}: {self.reason}" if self.place else self.reason
 
 
 Report = Callable[[Problem], None]

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from sessions_actor.durable_object import DurableObject, ObjectState
+from sessions_actor.errors import StorageCorruptError
 from sessions_actor.lifecycle import Lifecycle, LifecycleEvent
 from sessions_actor.open_object import open_object
 from sessions_actor.sessions import Sessions
@@ -49,17 +50,28 @@ class _Host(DurableObject):
 
 
 async def _items(reader: Reader) -> AsyncIterator[Item]:
+    try:
+        async for item in _copied_items(reader):
+            yield item
+    except StorageCorruptError as error:  # of the copy: say it of the file
+        raise StorageCorruptError(reader.source.label, error.check) from error
+
+
+async def _copied_items(reader: Reader) -> AsyncIterator[Item]:
     label = reader.source.label
     with tempfile.TemporaryDirectory(prefix="sessions-actor-") as folder:
         path = Path(folder) / "object.sqlite"
         _copy(reader, path)
-        async with open_object(_Host, name=label, path=path) as host:
+        async with open_object(_Host, name="import", path=path) as host:
             for event in host.incomplete:
                 table, of, copied = (event.payload.get(key) for key in _COUNTS)
                 reason = f"{copied} of {of} rows could be read; the rest stays in the file"
                 reader.problem(f"table {table}", reason)
             lifted = {event.payload.get("table") for event in host.incomplete}
-            for session_id in host.sessions.engine.store.session_ids():
+            session_ids = host.sessions.engine.store.session_ids()
+            if not session_ids and not lifted:
+                raise ValueError(f"{label}: it holds no sessions")
+            for session_id in session_ids:
                 async for item in _session_items(host, session_id, label):
                     yield item
             for table in host.storage.data_tables():

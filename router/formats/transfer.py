@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from sessions_actor.codec import dumps
-from sessions_actor.errors import SessionsActorError
+from sessions_actor.errors import SessionsActorError, StorageError
 from sessions_actor.messages import SessionMessage, validate_message
 from sessions_actor.names import check_name
 from sessions_actor.records import Compaction, HistoryRow
@@ -98,11 +98,14 @@ async def import_conversations(
                 continue
             summary.conversations += 1
             writer = _Writer(target, runner)
-            async for item in _each(conversation.items):
-                writer.add(item)
-                if writer.full:
-                    async with runner.slots:
-                        await writer.flush()
+            try:
+                async for item in _each(conversation.items):
+                    writer.add(item)
+                    if writer.full:
+                        async with runner.slots:
+                            await writer.flush()
+            except (OSError, ValueError, StorageError) as error:
+                writer.cut_short(error)
             await runner.slots.acquire()
             group.create_task(writer.finish())
     return summary
@@ -115,7 +118,7 @@ def _guarded(
     try:
         yield from conversations
     except (OSError, ValueError) as error:
-        runner.problem("the file", str(error))
+        runner.problem("", str(error))
 
 
 async def _each(items: Iterator[Item] | AsyncIterator[Item]) -> AsyncIterator[Item]:
@@ -152,7 +155,7 @@ class _Writer:
         self._messages: dict[str, list[MessageItem]] = {}
         self._others: list[OverlayItem | ConfigItem] = []
         self._rows = self._bytes = 0
-        self._written = self._failed = False
+        self._written = self._failed = self._is_cut = False
 
     @property
     def full(self) -> bool:
@@ -175,6 +178,11 @@ class _Writer:
         self._rows += 1
         self._bytes += size
 
+    def cut_short(self, error: Exception) -> None:
+        """Report that the source ends here; what came before is written."""
+        self._refuse("", error)
+        self._is_cut = True
+
     async def flush(self) -> None:
         """Write what was collected."""
         messages, others = self._messages, self._others
@@ -195,7 +203,9 @@ class _Writer:
         """Write the last batch, and make the conversation even if it holds nothing."""
         try:
             await self.flush()
-            if not self._written and not self._failed:
+            if not self._written and (self._failed or self._is_cut):
+                self._runner.summary.conversations -= 1
+            elif not self._written:
                 await self._target.session_ids()
         finally:
             self._runner.slots.release()

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,9 +31,12 @@ ORDER = (
 assert set(ORDER) == set(LINES), (life, reads, scale, sdks, writes)
 
 
-async def run(names: Sequence[str], options: argparse.Namespace) -> list[Result]:
-    """Measure the named lines, one after another; tells each on the way."""
-    quiet = options.json
+async def run(names: Sequence[str], options: argparse.Namespace) -> tuple[list[Result], list[str]]:
+    """Measure the named lines, one after another; tells each on the way.
+
+    Returns: the results, and the lines that failed: the others are worth their time all the same.
+    """
+    failed = []
     async with Bench(
         small=options.small, repeat=options.repeat, reference=options.reference, note=say
     ) as bench:
@@ -42,11 +46,14 @@ async def run(names: Sequence[str], options: argparse.Namespace) -> list[Result]
                 await LINES[name](bench)
             except SkipError as error:
                 bench.skip(name, str(error))
-            if not quiet:
+            except Exception:
+                failed.append(name)
+                say(f"{name}: failed\n{traceback.format_exc()}")
+            if not options.json:
                 found = bench.results[before:]
                 if found:
                     say(table(found) + f"\n({name}: {time.monotonic() - began:.0f} s)\n")
-        return bench.results
+        return bench.results, failed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,12 +75,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.repeat is None:
         options.repeat = 1 if options.small else 3
     names = [name for name in ORDER if name in options.names] or ORDER
-    results = asyncio.run(run(names, options))
+    results, failed = asyncio.run(run(names, options))
     if options.json:
         print(json.dumps([one.as_json() for one in results], ensure_ascii=False, indent=1))
     else:
         print(table(results))
-    return 0
+    if failed:
+        say(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from tests.reference.client import ReferenceClient
 from tests.reference.server import ReferenceServer, missing_tool
 
 from . import data
+from .bare import BareActor
 from .measure import REPORT, Goal, Pair, Result
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,21 +46,6 @@ def line(name: str) -> Callable[[Line], Line]:
 
 class SkipError(Exception):
     """Why a line, or a part of it, cannot be measured here."""
-
-
-class BareActor:
-    """The floor of a remote call: an async actor that does nothing."""
-
-    async def call(self, data: bytes) -> None:
-        """Take bytes."""
-
-    async def give(self, size: int) -> bytes:
-        """Give bytes."""
-        return bytes(size)
-
-    async def pid(self) -> int:
-        """Say which process this is."""
-        return os.getpid()
 
 
 class Bench:

@@ -44,9 +44,7 @@ async def test_conversations_in_turn_reuse_actors(deploy: Deploy) -> None:
 async def test_busy_conversations_are_not_evicted_and_the_wait_is_bounded(deploy: Deploy) -> None:
     async with deploy(max_active=2, object_class=HOST, capacity_wait_s=1.5) as client:
         held = [asyncio.create_task(client.get(f"busy{i}").call("hold")) for i in range(2)]
-        await until(
-            lambda: _active(client, 2), "both are active"
-        )
+        await until(lambda: _active(client, 2), "both are active")
         began = time.monotonic()
         with pytest.raises(NoCapacityError) as refused:
             await client.get("late").session().append_message(message("m"))
@@ -84,6 +82,7 @@ async def test_used_conversations_do_not_hibernate(deploy: Deploy) -> None:
 
 async def test_warm_actors_stand_ready(deploy: Deploy) -> None:
     async with deploy(warm_actors=2) as client:
+
         async def idle() -> int:
             return sum(node.idle for node in await client.nodes())
 

@@ -187,14 +187,18 @@ async def test_own_methods(deploy: Deploy) -> None:
 async def test_quota(deploy: Deploy) -> None:
     async with deploy(quota_bytes=1_000_000) as client:
         session = client.get("small").session()
-        stored = 0
-        with pytest.raises(QuotaExceededError) as refused:
+        stored: list[str] = []
+
+        async def fill() -> None:
             for i in range(100):
                 await session.append_message(message(f"m{i}", "x" * 50_000))
-                stored = i + 1
+                stored.append(f"m{i}")
+
+        with pytest.raises(QuotaExceededError) as refused:
+            await fill()
         assert 0 < refused.value.used_bytes <= refused.value.limit_bytes == 1_000_000
         assert pickle.loads(pickle.dumps(refused.value)).limit_bytes == 1_000_000
-        assert len(await session.get_history()) == stored
+        assert [m["id"] for m in await session.get_history()] == stored
         await session.delete_messages([f"m{i}" for i in range(5)])
         assert (await session.append_message(message("fits", "x" * 50_000))).inserted
         await client.set_quota("small", 2_000_000)

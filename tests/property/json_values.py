@@ -4,7 +4,11 @@ import base64
 import hashlib
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+
+law = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""Settings of every law: a busy machine is no counterexample."""
 
 
 def joined(text: str) -> str:
@@ -69,7 +73,7 @@ def _with_media(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     }
     return st.one_of(
         st.fixed_dictionaries({}, optional=keys),
-        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=2),
         # Straight down, so that objects lie on both sides of the deepest level looked at.
         st.builds(_nested, st.integers(5, 9), st.sampled_from(("list", "output", "url")), inner),
     )
@@ -82,7 +86,7 @@ def _nested(depth: int, way: str, inner: Any) -> Any:
 
 
 _media_leaves = st.one_of(st.none(), st.integers(0, 3), media_texts)
-_media_values = st.recursive(_media_leaves, _with_media, max_leaves=10)
+_media_values = st.recursive(_media_leaves, _with_media, max_leaves=5)
 _media_objects = _with_media(_media_values).filter(lambda value: isinstance(value, dict))
 
 
@@ -96,4 +100,4 @@ def messages_of(parts: st.SearchStrategy[Any], max_size: int = 4) -> st.SearchSt
     )
 
 
-media_messages = messages_of(_media_objects.map(lambda part: {"type": "file", **part}))
+media_messages = messages_of(_media_objects.map(lambda part: {"type": "file", **part}), max_size=2)

@@ -16,7 +16,7 @@ from sessions_actor.attachments import (
 )
 from sessions_actor.codec import dumps
 
-from .json_values import HASHES, PAYLOADS, media_messages
+from .json_values import HASHES, PAYLOADS, law, media_messages
 
 LOAD = dict(zip(HASHES, PAYLOADS, strict=True)).get
 
@@ -64,6 +64,7 @@ def slow_extract(value: Any, depth: int, found: list[bytes]) -> Any:
     return result
 
 
+@law
 @given(media_messages)
 @example({"id": "a", "role": "u", "parts": [{"type": "file", "url": "attachment:verbatim:x"}]})
 def test_extract_is_undone_by_restore(message: Any) -> None:
@@ -74,6 +75,7 @@ def test_extract_is_undone_by_restore(message: Any) -> None:
     assert dumps(restored) == before
 
 
+@law
 @given(media_messages)
 def test_extract_agrees_with_a_simple_version(message: Any) -> None:
     found: list[bytes] = []
@@ -91,6 +93,7 @@ def test_extract_agrees_with_a_simple_version(message: Any) -> None:
     assert set(counts) == set(extracted.references)
 
 
+@law
 @given(media_messages)
 def test_the_same_object_comes_back_when_nothing_changes(message: Any) -> None:
     extracted = extract(message)
@@ -104,6 +107,7 @@ def test_the_same_object_comes_back_when_nothing_changes(message: Any) -> None:
         assert count_pointers(message, HASHES) == {}
 
 
+@law
 @given(media_messages)
 def test_a_message_reads_no_payload_it_did_not_bring(message: Any) -> None:
     asked: list[str] = []

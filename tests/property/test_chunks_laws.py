@@ -5,6 +5,8 @@ from hypothesis import strategies as st
 
 from sessions_actor.chunks import join_slices, split_utf8
 
+from .json_values import law
+
 
 def slow_split(text: str, limit: int) -> list[bytes]:
     """Fill slices a character at a time."""
@@ -17,6 +19,7 @@ def slow_split(text: str, limit: int) -> list[bytes]:
     return slices
 
 
+@law
 @given(st.text(st.sampled_from("aé東💥"), max_size=200), st.integers(4, 40))
 def test_split(text: str, limit: int) -> None:
     slices = split_utf8(text.encode(), limit)
@@ -24,6 +27,7 @@ def test_split(text: str, limit: int) -> None:
     assert join_slices(slices) == text.encode()
 
 
+@law
 @given(st.binary(max_size=100), st.integers(4, 12))
 def test_any_bytes_are_cut_and_joined(data: bytes, limit: int) -> None:
     slices = split_utf8(data, limit)

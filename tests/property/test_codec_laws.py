@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sessions_actor.codec import dumps, loads
 
-from .json_values import texts, values
+from .json_values import law, texts, values
 
 
 def same(a: Any, b: Any) -> bool:
@@ -36,6 +36,7 @@ def slow_loads(text: str) -> Any:
     return json.loads(text, parse_constant=refuse, parse_float=finite)
 
 
+@law
 @given(values)
 @example([10**700, -(10**700), 2**64, -(2**63) - 1, 1.0, -0.0, 1e16])
 @example({"\ud83d": "\udca5", "a": ["\ud83d", "\udca5"]})
@@ -46,21 +47,25 @@ def test_what_is_written_is_read(value: Any) -> None:
     assert dumps(loads(text)) == text
 
 
+@law
 @given(values)
 def test_the_text_is_that_of_a_simple_writer(value: Any) -> None:
     assert same(slow_loads(dumps(value).decode()), value)
 
 
+@law
 @given(
     st.recursive(
         st.one_of(st.none(), st.booleans(), st.integers(), st.text()),
         lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)),
+        max_leaves=12,
     )
 )
 def test_well_formed_values_are_written_as_the_standard_library_does(value: Any) -> None:
     assert dumps(value) == json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
+@law
 @given(values, st.integers(0, 200), texts, st.integers(0, 3), st.booleans())
 @example("x", 0, "NaN", 10, True)
 @example([1], 0, "01", 10, False)

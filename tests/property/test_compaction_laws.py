@@ -10,6 +10,8 @@ from sessions_actor.compaction import create_compact_function
 from sessions_actor.records import CompactResult
 from sessions_actor.tokens import estimate_content
 
+from .json_values import law
+
 _calls = st.fixed_dictionaries(
     {"type": st.sampled_from(("tool-x", "dynamic-tool")), "toolCallId": st.sampled_from("pqrst")},
     optional={"output": st.just("done")},
@@ -64,6 +66,7 @@ def slow_range(messages: list[Any], keep: int) -> tuple[int, int] | None:
     return (raw[0], raw[-1]) if raw else None
 
 
+@law
 @given(paths, st.integers(0, 80))
 def test_range(messages: list[Any], keep: int) -> None:
     result, prompts = compact(messages, keep)
@@ -77,6 +80,7 @@ def test_range(messages: list[Any], keep: int) -> None:
     assert (result.from_message_id, result.to_message_id) == (f"m{first}", f"m{last}")
 
 
+@law
 @given(paths, st.integers(0, 80))
 def test_everything_hidden_is_in_the_prompt(messages: list[Any], keep: int) -> None:
     result, prompts = compact(messages, keep)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sessions_actor.codec import dumps
 from sessions_actor.messages import JS_SPACE, sanitize, strip_reserved, validate_message
 
-from .json_values import messages_of, values
+from .json_values import law, messages_of, values
 
 _openai = st.one_of(
     st.fixed_dictionaries(
@@ -71,6 +71,7 @@ def slow_sanitize(message: Any) -> Any:
     return {**message, "parts": kept}
 
 
+@law
 @given(messages)
 def test_sanitize(message: Any) -> None:
     validate_message(message)
@@ -82,6 +83,7 @@ def test_sanitize(message: Any) -> None:
     assert sanitize(clean) is clean
 
 
+@law
 @given(
     messages_of(_parts, max_size=1),
     st.one_of(st.dictionaries(st.sampled_from("abc"), st.none()), values),

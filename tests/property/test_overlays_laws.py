@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 from sessions_actor.overlays import Span, plan_overlays
 from sessions_actor.records import Compaction
 
+from .json_values import law
+
 ids = st.integers(0, 12).map(lambda number: f"m{number}")
 ranges = st.lists(st.tuples(ids, ids), max_size=12)
 paths = st.lists(ids, unique=True)
@@ -27,6 +29,7 @@ def slow_plan(path: list[str], compactions: list[Compaction]) -> list[Span]:
     return spans
 
 
+@law
 @given(paths, ranges, st.booleans())
 def test_plan(path: list[str], ranges: list[tuple[str, str]], sparse: bool) -> None:
     compactions = [

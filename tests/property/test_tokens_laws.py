@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sessions_actor.messages import JS_SPACE
 from sessions_actor.tokens import estimate_message, estimate_text
 
-from .json_values import floats, joined, messages_of, texts, values
+from .json_values import floats, joined, law, messages_of, texts, values
 
 _NOT_SPACE = re.compile(f"[^{JS_SPACE}]+")
 
@@ -124,11 +124,13 @@ _parts = st.fixed_dictionaries(
 )
 
 
+@law
 @given(st.one_of(texts, _spaced.map(joined)))
 def test_text(text: str) -> None:
     assert estimate_text(text) == slow_text(text)
 
 
+@law
 @given(messages_of(_parts))
 @example({"parts": [{"type": "tool-x", "input": [1.0, 1e-6, 1.5e-6, 1e16, 1e20, 1e21, -0.0]}]})
 @example({"parts": [{"type": "tool-x", "input": 1.0, "output": -1e-6}]})

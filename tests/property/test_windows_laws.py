@@ -5,6 +5,8 @@ from hypothesis import strategies as st
 
 from sessions_actor.windows import group_batches, recent_suffix
 
+from .json_values import law
+
 sizes = st.lists(st.integers(0, 50), max_size=40)
 
 
@@ -28,11 +30,13 @@ def slow_batches(sizes: list[int], batch_size: int, max_bytes: int) -> list[list
     return batches
 
 
+@law
 @given(sizes, st.integers(-5, 300))
 def test_recent_suffix(sizes: list[int], budget: int) -> None:
     assert recent_suffix(sizes, budget) == slow_recent_suffix(sizes, budget)
 
 
+@law
 @given(sizes, st.integers(1, 10), st.integers(1, 120))
 def test_batches(sizes: list[int], batch_size: int, max_bytes: int) -> None:
     found = list(group_batches(((size, size) for size in sizes), batch_size, max_bytes))

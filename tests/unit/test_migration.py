@@ -23,15 +23,15 @@ class Local:
         self.transfer = SimpleNamespace(remote=self.remote, options=lambda **_: self.split)
         self.split = SimpleNamespace(remote=self.remote_split)
 
-    def remote(self, epoch, step, *args):
+    def remote(self, name, epoch, step, *args):
         return asyncio.ensure_future(self._run(step, args))
 
     async def _run(self, step, args):
         args = [await a if isinstance(a, asyncio.Future) else a for a in args]
         return await step(self, *args)
 
-    def remote_split(self, epoch, step, *args):
-        both = self.remote(epoch, step, *args)
+    def remote_split(self, name, epoch, step, *args):
+        both = self.remote(name, epoch, step, *args)
 
         async def part(index):
             return (await both)[index]
@@ -90,7 +90,7 @@ async def test_a_copy_holds_what_the_source_holds_when_it_is_sealed(
 
         writer = asyncio.create_task(write_until_sealed())
         source, there = Local(alice.storage), Local(target)
-        ends = migration.End(source, 1), migration.End(there, 2)
+        ends = migration.End(source, "alice", 1), migration.End(there, "alice", 2)
         copied = await migration.copy("alice", *ends, seal)
         assert writes > (20 if live else -1)
         assert await digests(target) == await digests(alice.storage)
@@ -123,7 +123,7 @@ async def test_a_lost_row_is_noticed_before_the_switch(tmp_path, monkeypatch):
 
             async def seal() -> None: ...
 
-            ends = migration.End(source, 1), migration.End(there, 2)
+            ends = migration.End(source, "alice", 1), migration.End(there, "alice", 2)
             with pytest.raises(MigrationFailedError, match="pairs"):
                 await migration.copy("alice", *ends, seal)
             monkeypatch.setattr(migration.steps, "write_step", write)
@@ -141,7 +141,7 @@ async def test_tables_made_during_a_live_copy_end_it(tmp_path, monkeypatch):
         async def seal() -> None:
             alice.storage.sql.exec("CREATE TABLE late (x)")
 
-        ends = migration.End(source, 1), migration.End(Local(target), 2)
+        ends = migration.End(source, "alice", 1), migration.End(Local(target), "alice", 2)
         with pytest.raises(RuntimeError, match="ask again"):
             await migration.copy("alice", *ends, seal)
         source.kept["outgoing"].close()

@@ -1,0 +1,157 @@
+"""Actor processes: reused, kept warm, bounded, handed out in order."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.cluster import Slot
+from router.placement import candidates
+from router.pool import Pool
+from sessions_actor.errors import NoCapacityError, StorageError
+
+from .fake_cluster import FakeCluster
+
+ANY = partial(candidates, disk_id=None)
+
+
+class Rig:
+    """A pool over a fake cluster, and what it may evict."""
+
+    def __init__(self, cluster: FakeCluster, **options: Any) -> None:
+        self.cluster = cluster
+        self.evictable: list[Slot] = []
+        self.asked = 0
+        chosen = {"warm_actors": 0, "max_active": 3} | options
+        self.pool = Pool(cluster, evict=self.evict, **chosen)
+
+    async def evict(self, node_id: str, waited_s: float) -> bool:
+        self.asked += 1
+        if not self.evictable:
+            return False
+        await asyncio.sleep(0)
+        self.pool.release(self.evictable.pop(0))
+        return True
+
+
+@pytest.fixture
+async def rigs(tmp_path: Path) -> AsyncIterator[Any]:
+    made: list[Rig] = []
+
+    async def make(nodes: int = 1, **options: Any) -> Rig:
+        cluster = FakeCluster({f"node-{i}": tmp_path / f"disk-{i}" for i in range(nodes)})
+        rig = Rig(cluster, **options)
+        await rig.pool.refresh()
+        made.append(rig)
+        return rig
+
+    yield make
+    for rig in made:
+        await rig.pool.close()
+
+
+async def test_a_released_actor_is_used_again(rigs: Any) -> None:
+    rig = await rigs()
+    first = await rig.pool.acquire("a", ANY, 5)
+    assert first.name == "a"
+    rig.pool.release(first)
+    assert await rig.pool.acquire("b", ANY, 5) is first
+    assert rig.cluster.starts == 1
+
+
+async def test_processes_are_bounded_and_waiting_too(rigs: Any) -> None:
+    rig = await rigs()
+    slots = await asyncio.gather(*(rig.pool.acquire(f"c{i}", ANY, 5) for i in range(3)))
+    assert len({slot.actor_name for slot in slots}) == 3
+    with pytest.raises(NoCapacityError) as refused:
+        await rig.pool.acquire("late", ANY, 0.1)
+    assert refused.value.node_count == 1
+    assert rig.cluster.starts == 3
+    assert rig.asked > 0
+
+
+async def test_who_asks_first_is_served_first(rigs: Any) -> None:
+    rig = await rigs(max_active=1)
+    slot = await rig.pool.acquire("holder", ANY, 5)
+    order: list[int] = []
+
+    async def wait(number: int) -> None:
+        found = await rig.pool.acquire(f"c{number}", ANY, 5)
+        order.append(number)
+        rig.pool.release(found)
+
+    waiting = [asyncio.create_task(wait(i)) for i in range(10)]
+    await asyncio.sleep(0)
+    rig.pool.release(slot)
+    await asyncio.gather(*waiting)
+    assert order == list(range(10))
+
+
+async def test_an_idle_conversation_makes_room_instead_of_a_new_process(rigs: Any) -> None:
+    rig = await rigs()
+    rig.evictable.append(await rig.pool.acquire("old", ANY, 5))
+    slot = await rig.pool.acquire("new", ANY, 5)
+    assert slot.name == "new"
+    assert rig.cluster.starts == 1
+
+
+async def test_a_conversation_that_was_evicted_lately_brings_a_new_process(rigs: Any) -> None:
+    rig = await rigs()
+    rig.cluster.start_delay_s = 0.01
+    rig.evictable.append(await rig.pool.acquire("old", ANY, 5))
+    await rig.pool.acquire("again", ANY, 5, grow=True)
+    assert rig.cluster.starts == 2
+
+
+async def test_warm_actors_stand_ready_within_the_bound(rigs: Any) -> None:
+    rig = await rigs(warm_actors=2)
+    await rig.pool.acquire("a", ANY, 5)
+
+    async def idle() -> int:
+        while rig.cluster.starts < 3 or sum(v.idle for v in rig.pool.views()) < 2:
+            await asyncio.sleep(0)
+        return sum(view.idle for view in rig.pool.views())
+
+    assert await asyncio.wait_for(idle(), 5) == 2
+    await asyncio.gather(*(rig.pool.acquire(f"c{i}", ANY, 5) for i in range(2)))
+    assert rig.cluster.starts == 3
+
+
+async def test_an_actor_that_is_gone_is_not_handed_out(rigs: Any) -> None:
+    rig = await rigs(max_active=1)
+    slot = await rig.pool.acquire("a", ANY, 5)
+    rig.pool.discard(slot)
+    rig.pool.release(slot)
+    assert await rig.pool.acquire("b", ANY, 5) is not slot
+
+
+async def test_slots_go_with_their_node(rigs: Any) -> None:
+    rig = await rigs(nodes=2)
+    slot = await rig.pool.acquire("a", ANY, 5)
+    del rig.cluster.roots[slot.node_id]
+    assert await rig.pool.refresh() == [slot]
+    other = await rig.pool.acquire("b", ANY, 5)
+    assert other.node_id != slot.node_id
+
+
+async def test_a_node_that_cannot_write_says_so(rigs: Any, tmp_path: Path) -> None:
+    rig = await rigs()
+    (tmp_path / "disk-0").write_text("a file where the folder should be")
+    with pytest.raises(StorageError, match="disk-0"):
+        await rig.pool.acquire("a", ANY, 5)
+
+
+async def test_a_caller_that_gives_up_leaves_the_actor_to_others(rigs: Any) -> None:
+    rig = await rigs(max_active=1)
+    slot = await rig.pool.acquire("a", ANY, 5)
+    waiting = asyncio.create_task(rig.pool.acquire("b", ANY, 5))
+    await asyncio.sleep(0)
+    rig.pool.release(slot)
+    waiting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        rig.pool.release(await waiting)  # Python 3.11 lets a result that was there win
+    assert await rig.pool.acquire("c", ANY, 1) is slot

@@ -1,0 +1,540 @@
+"""The router over a fake cluster: real actors and files, deaths and restarts at will."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.administration import Administration
+from router.directory import Directory, Owner, State
+from router.relocation import Relocation
+from router.router import Router
+from router.settings import Settings
+from router.upkeep import Upkeep
+from sessions_actor.actor import ActivationSpec, ActorState
+from sessions_actor.channel import Address
+from sessions_actor.errors import (
+    ConversationNotFoundError,
+    MigrationFailedError,
+    NoCapacityError,
+    StorageCorruptError,
+)
+from sessions_actor.handle import ConversationHandle
+
+from .fake_cluster import FakeActor, FakeCluster
+
+
+class Deployment:
+    """One life of a router over a cluster that outlives it."""
+
+    call_timeout_s = 10.0
+
+    def __init__(self, root: Path, cluster: FakeCluster, **settings: Any) -> None:
+        chosen = {"storage_root": root, "warm_actors": 0, "max_active": 4, "lease_ttl_s": 0.2}
+        self.settings = Settings(**(chosen | settings))
+        self.cluster = cluster
+        self.directory = Directory(root)
+        self.router = Router(self.settings, root, self.directory, cluster)
+        self.upkeep = Upkeep(self.router)
+        self.administration = Administration(self.router)
+        self.relocation = Relocation(self.router)
+
+    async def resolve(self, name: str, failed: Address | None) -> Address:
+        return await self.router.resolve(name, None if failed is None else failed.epoch)
+
+    async def succession(self, name: str, epoch: int, wait_s: float) -> Any:
+        return await self.router.succession(name, epoch, wait_s)
+
+    async def die(self) -> None:
+        """End as a killed process does: nothing is put in order."""
+        assert self.upkeep._tending is not None
+        self.upkeep._tending.cancel()
+        await self.router.pool.close()
+        self.directory.close()
+
+    def get(self, name: str) -> Any:
+        return ConversationHandle(name, self).session()
+
+    def owner(self, name: str) -> FakeActor:
+        serving = self.router.serving(name)
+        assert serving is not None
+        actor: FakeActor = serving.slot.actor
+        return actor
+
+
+class World:
+    """A cluster of nodes on one shared disk, or on disks of their own."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.cluster = FakeCluster({"node-0": root})
+        self.lives: list[Deployment] = []
+
+    async def start(self, **settings: Any) -> Deployment:
+        life = Deployment(self.root, self.cluster, **settings)
+        await life.upkeep.start("node-0")
+        self.lives.append(life)
+        return life
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    found = World(tmp_path / "data")
+    found.root.mkdir()
+    yield found
+    if found.lives:
+        await found.lives[-1].upkeep.close()
+
+
+def message(name: str) -> dict[str, Any]:
+    return {"id": name, "role": "user", "parts": [{"type": "text", "text": name}]}
+
+
+async def ids(session: Any) -> list[str]:
+    return [m["id"] async for m in session.history()]
+
+
+async def test_the_first_call_creates_and_the_next_finds(world: World) -> None:
+    life = await world.start()
+    first = await life.router.resolve("alice")
+    assert (first.name, first.epoch) == ("alice", 1)
+    assert await life.router.resolve("alice") == first
+    entry = life.directory.get("alice")
+    assert entry is not None
+    assert entry.state is State.ACTIVE
+
+
+async def test_callers_at_once_share_one_activation(world: World) -> None:
+    life = await world.start()
+    found = await asyncio.gather(*(life.router.resolve("alice") for _ in range(20)))
+    assert len({address.epoch for address in found}) == 1
+    assert world.cluster.starts == 1
+
+
+async def test_a_live_owner_is_not_taken_away_by_a_complaint(world: World) -> None:
+    life = await world.start()
+    address = await life.router.resolve("alice")
+    assert await life.router.resolve("alice", address.epoch) == address
+
+
+async def test_a_dead_owner_is_replaced_under_the_next_epoch(world: World) -> None:
+    life = await world.start()
+    session = life.get("alice")
+    await session.append_message(message("m"))
+    life.owner("alice").die()
+    assert await ids(session) == ["m"]
+    entry = life.directory.get("alice")
+    assert entry is not None
+    assert entry.epoch == 2
+
+
+async def test_a_silent_owner_is_ended_before_another_starts(world: World) -> None:
+    life = await world.start()
+    session = life.get("alice")
+    await session.append_message(message("m"))
+    silent = life.owner("alice")
+    silent.silent = True
+    address = await life.router.resolve("alice", 1)
+    assert address.epoch == 2
+    assert silent.dead
+    assert await ids(session) == ["m"]
+
+
+async def test_hibernation_frees_the_actor_and_waking_uses_it_again(world: World) -> None:
+    life = await world.start()
+    session = life.get("alice")
+    await session.append_message(message("m"))
+    await life.administration.hibernate("alice")
+    info = await life.administration.info("alice")
+    assert (info.state, info.pid, info.epoch) == ("hibernated", None, 1)
+    assert info.file_bytes > 0
+    await life.administration.hibernate("alice")
+    assert await ids(session) == ["m"]
+    assert (await life.administration.info("alice")).epoch == 2
+    assert world.cluster.starts == 1
+
+
+async def test_unknown_names(world: World) -> None:
+    life = await world.start()
+    for work in (
+        life.administration.info("x"),
+        life.administration.hibernate("x"),
+        life.administration.set_quota("x", 1_000_000),
+        life.relocation.migrate("x"),
+    ):
+        with pytest.raises(ConversationNotFoundError, match="'x'"):
+            await work
+    assert not await life.administration.delete("x")
+    for wrong in ("", "x" * 2000):
+        with pytest.raises(ValueError, match="name"):
+            await life.router.resolve(wrong)
+
+
+async def test_more_conversations_than_actors(world: World) -> None:
+    life = await world.start(max_active=2)
+    for turn in range(2):
+        for i in range(10):
+            await life.get(f"c{i}").append_message(message(f"m{turn}"))
+    assert world.cluster.starts <= 2
+    for i in range(10):
+        assert await ids(life.get(f"c{i}")) == ["m0", "m1"]
+
+
+async def test_many_writers_take_turns_on_few_actors(world: World) -> None:
+    life = await world.start(max_active=2)
+
+    async def write(name: str) -> None:
+        session = life.get(name)
+        for i in range(5):
+            await session.append_message(message(f"m{i}"))
+
+    await asyncio.gather(*(write(f"c{i}") for i in range(12)))
+    for i in range(12):
+        assert await ids(life.get(f"c{i}")) == [f"m{j}" for j in range(5)]
+
+
+async def test_without_room_a_new_conversation_leaves_no_trace(world: World) -> None:
+    life = await world.start(max_active=1, capacity_wait_s=0.1)
+    busy = await life.router.resolve("busy")
+    async with life.router.locks.hold("busy"):  # it cannot be evicted
+        with pytest.raises(NoCapacityError):
+            await life.router.resolve("late")
+    assert life.directory.get("late") is None
+    assert await life.router.resolve("busy") == busy
+
+
+async def test_what_cannot_start_is_told_and_blocks_nothing(world: World) -> None:
+    life = await world.start()
+    session = life.get("alice")
+    await session.append_message(message("m"))
+    await life.administration.hibernate("alice")
+    entry = life.directory.get("alice")
+    assert entry is not None
+    file = world.root / entry.file
+    good = file.read_bytes()
+    file.write_bytes(b"a foreign file, not a database at all" * 20)
+    with pytest.raises(StorageCorruptError, match="not a sound"):
+        await session.get_history()
+    assert file.read_bytes().startswith(b"a foreign file")  # it is left as it was
+    file.write_bytes(good)
+    assert await ids(session) == ["m"]
+
+
+async def test_a_file_that_is_ahead_of_the_directory_is_followed(world: World) -> None:
+    life = await world.start()
+    session = life.get("alice")
+    await session.append_message(message("m"))
+    await life.administration.hibernate("alice")
+    entry = life.directory.get("alice")
+    assert entry is not None
+    from sessions_actor.storage import Storage
+
+    storage = Storage(world.root / entry.file)
+    storage.meta.put({"epoch": 50})
+    storage.close()
+    assert await ids(session) == ["m"]
+    after = life.directory.get("alice")
+    assert after is not None
+    assert after.epoch == 51
+
+
+async def test_deletion_removes_the_file_and_a_new_one_starts_empty(world: World) -> None:
+    life = await world.start()
+    session = life.get("alice")
+    await session.append_message(message("m"))
+    before = life.directory.get("alice")
+    assert before is not None
+    assert await life.administration.delete("alice")
+    assert not (world.root / before.file).exists()
+    assert await life.administration.page("", None, 10) == []
+    assert await ids(session) == []
+    after = life.directory.get("alice")
+    assert after is not None
+    assert after.epoch > before.epoch
+    await life.administration.hibernate("alice")
+    assert await life.administration.delete("alice")
+    assert life.directory.waste(life.router.disk_id) == []
+
+
+# ------------------------------------------------------------------------- the router restarts
+
+
+async def test_a_router_that_starts_finds_the_owners(world: World) -> None:
+    first = await world.start()
+    session = first.get("alice")
+    await session.append_message(message("m"))
+    address = await first.router.resolve("alice")
+    await first.die()
+    second = await world.start()
+    assert await second.router.resolve("alice") == address
+    assert world.cluster.starts == 1
+
+
+async def test_a_router_that_starts_settles_owners_that_died(world: World) -> None:
+    first = await world.start()
+    await first.get("alice").append_message(message("m"))
+    await first.get("bob").append_message(message("m"))
+    await first.die()
+    for actor, _ in world.cluster.actors.values():
+        actor.die()
+    second = await world.start()
+    assert [e.state for e in second.directory.unsettled()] == []
+    assert await ids(second.get("alice")) == ["m"]
+
+
+async def test_an_owner_the_directory_does_not_know_lets_go(world: World) -> None:
+    first = await world.start()
+    await first.get("alice").append_message(message("m"))
+    owner = first.owner("alice")
+    await first.directory.hibernate("alice", 1, file_bytes=None, last_active_at=None)
+    await first.die()
+    second = await world.start()
+    assert owner.target.ping().state is ActorState.IDLE
+    assert second.router.serving("alice") is None
+    assert await ids(second.get("alice")) == ["m"]
+
+
+async def test_a_half_made_activation_is_settled(world: World) -> None:
+    first = await world.start()
+    slot = await first.router.pool.acquire("x", lambda views: views, 5)
+    # Killed between the directory and the actor.
+    await first.directory.create("alice", Owner(slot.node_id, slot.actor_name, slot.disk_id))
+    await first.die()
+    second = await world.start()
+    assert second.directory.unsettled() == []
+    await second.get("alice").append_message(message("m"))
+    assert (await second.administration.info("alice")).epoch == 2
+
+
+async def test_a_half_made_deletion_is_finished(world: World) -> None:
+    first = await world.start()
+    await first.get("alice").append_message(message("m"))
+    entry = await first.directory.begin_delete("alice", 1)
+    assert entry is not None
+    await first.die()
+    second = await world.start()
+    assert second.directory.get("alice") is None
+    await second.router.sweep(second.router.disk_id)
+    assert not (world.root / entry.file).exists()
+
+
+@pytest.mark.parametrize("died_at", ["begin", "receive", "seal", "promote", "switch"])
+async def test_a_half_made_migration_ends_in_one_owner(world: World, died_at: str) -> None:
+    first = await world.start()
+    session = first.get("alice")
+    await session.append_message(message("m"))
+    source = first.router.serving("alice")
+    assert source is not None
+    slot = await first.router.pool.acquire("alice", lambda views: views, 5, grow=True)
+    target = Owner(slot.node_id, slot.actor_name, slot.disk_id)
+    entry = await first.directory.begin_migration("alice", 1, target)
+    assert entry is not None
+    spec = ActivationSpec(
+        "alice", 2, entry.file.replace(".1.", ".2."), 10**9, source.spec.object_class, 100
+    )
+    steps = ["begin", "receive", "seal", "promote", "switch"]
+    done = steps[: steps.index(died_at) + 1]
+    if "receive" in done:
+        await slot.actor.receive.remote(spec)
+    if "seal" in done:
+        await source.slot.actor.seal.remote(source.name, 1, 0)
+    if "promote" in done:
+        await slot.actor.promote.remote(source.name, 2)
+    if "switch" in done:
+        assert await first.directory.switch("alice", 1, target) is not None
+    await first.die()
+    second = await world.start()
+    serving = second.router.serving("alice")
+    assert serving is not None
+    assert serving.epoch == (2 if died_at == "switch" else 1)
+    hosting = [
+        actor for actor, _ in world.cluster.actors.values()
+        if actor.target.ping().state is ActorState.HOSTING
+    ]  # fmt: skip
+    assert hosting == [serving.slot.actor]
+    await second.get("alice").append_message(message("after"))
+    assert len(second.router.pool.slots) == 2
+    await second.router.sweep(second.router.disk_id)
+    files = [f for f in world.root.glob("conversations/*/*.sqlite")]
+    assert len(files) == 1
+
+
+async def test_a_silent_actor_is_ended_when_a_router_starts(world: World) -> None:
+    first = await world.start()
+    await first.get("alice").append_message(message("m"))
+    owner = first.owner("alice")
+    owner.silent = True
+    await first.die()
+    second = await world.start()
+    assert owner.dead
+    assert await ids(second.get("alice")) == ["m"]
+
+
+# --------------------------------------------------------------------------------- migration
+
+
+async def test_a_migration_moves_everything_and_retires_the_source(world: World) -> None:
+    life = await world.start()
+    session = life.get("alice")
+    await session.append_messages([message(f"m{i}") for i in range(50)])
+    before = life.directory.get("alice")
+    report = await life.relocation.migrate("alice")
+    assert (report.name, report.epoch, report.messages) == ("alice", 2, 50)
+    assert report.bytes > 0
+    assert await ids(session) == [f"m{i}" for i in range(50)]
+    assert before is not None
+    assert not (world.root / before.file).exists()
+    assert life.directory.waste(life.router.disk_id) == []
+    assert [view.idle for view in life.router.pool.views()] == [1]
+
+
+async def test_a_migration_that_fails_leaves_the_source_serving(world: World) -> None:
+    life = await world.start()
+
+    async def copy(name: str, source: Any, target: Any, *rest: Any) -> Any:
+        raise OSError("the network is gone")
+
+    life.relocation = Relocation(life.router, copy)
+    session = life.get("alice")
+    await session.append_message(message("m"))
+    with pytest.raises(MigrationFailedError, match="the network is gone"):
+        await life.relocation.migrate("alice")
+    await session.append_message(message("n"))
+    info = await life.administration.info("alice")
+    assert (info.state, info.epoch) == ("active", 1)
+    assert [view.idle for view in life.router.pool.views()] == [1]
+    files = [f for f in world.root.glob("conversations/*/*.sqlite")]
+    assert len(files) == 1
+
+
+@pytest.mark.parametrize("who", ["source", "target"])
+async def test_a_side_that_dies_in_a_migration_loses_nothing(world: World, who: str) -> None:
+    life = await world.start()
+
+    async def copy(name: str, source: Any, target: Any, *rest: Any) -> Any:
+        (source if who == "source" else target).actor.die()
+        await source.actor.transfer.remote(source.name, source.epoch, None)
+        await target.actor.transfer.remote(target.name, target.epoch, None)
+
+    life.relocation = Relocation(life.router, copy)
+    session = life.get("alice")
+    await session.append_message(message("m"))
+    with pytest.raises(MigrationFailedError):
+        await life.relocation.migrate("alice")
+    await session.append_message(message("n"))
+    assert await ids(session) == ["m", "n"]
+
+
+async def test_writers_wait_through_a_migration(world: World) -> None:
+    life = await world.start()
+    session = life.get("alice")
+    stop = False
+    written: list[str] = []
+
+    async def write() -> None:
+        while not stop:
+            await session.append_message(message(f"w{len(written)}"))
+            written.append(f"w{len(written)}")
+
+    writer = asyncio.create_task(write())
+    for _ in range(3):
+        while len(written) < 5:
+            await asyncio.sleep(0)
+        await life.relocation.migrate("alice")
+        while len(written) % 7:
+            await asyncio.sleep(0)
+    stop = True
+    await writer
+    assert await ids(session) == written
+
+
+async def test_an_unknown_node_is_named(world: World) -> None:
+    life = await world.start()
+    await life.get("alice").append_message(message("m"))
+    with pytest.raises(ValueError, match=r"'nowhere'.*node-0"):
+        await life.relocation.migrate("alice", "nowhere")
+
+
+# ------------------------------------------------------------------------------------- nodes
+
+
+async def test_a_drain_empties_a_node_of_what_only_it_can_open(world: World) -> None:
+    life = await world.start()
+    for i in range(5):
+        await life.get(f"c{i}").append_message(message("m"))
+    await life.administration.hibernate("c0")
+    with pytest.raises(NoCapacityError):
+        await life.relocation.start_drain("node-0")
+    world.cluster.roots["node-1"] = world.root.parent / "other-disk"
+    await life.relocation.start_drain("node-0")
+    report = await life.relocation.drain_report("node-0")
+    assert (report.moved, report.failed) == (5, {})
+    assert {one.target_node_id for one in report.reports} == {"node-1"}
+    assert life.relocation.drain_progress("node-0").done
+    for i in range(5):
+        assert await ids(life.get(f"c{i}")) == ["m"]
+        serving = life.router.serving(f"c{i}")
+        assert serving is not None
+        assert serving.slot.node_id == "node-1"
+    nodes = {node.node_id: node for node in await life.administration.nodes()}
+    assert (nodes["node-0"].state, nodes["node-0"].active) == ("draining", 0)
+    await life.relocation.undrain("node-0")
+    nodes = {node.node_id: node for node in await life.administration.nodes()}
+    assert nodes["node-0"].state == "alive"
+
+
+async def test_a_drain_of_a_node_on_a_shared_disk_only_lets_go(world: World) -> None:
+    world.cluster.roots["node-1"] = world.root
+    life = await world.start()
+    for i in range(4):
+        await life.get(f"c{i}").append_message(message("m"))
+    await life.relocation.start_drain("node-0")
+    report = await life.relocation.drain_report("node-0")
+    assert report.failed == {}
+    assert report.reports == ()
+    for i in range(4):
+        assert await ids(life.get(f"c{i}")) == ["m"]
+        serving = life.router.serving(f"c{i}")
+        assert serving is not None
+        assert serving.slot.node_id == "node-1"
+
+
+async def test_a_node_that_is_gone_takes_its_actors_along(world: World) -> None:
+    world.cluster.roots["node-1"] = world.root
+    life = await world.start()
+    address = await life.router.resolve("alice")
+    serving = life.router.serving("alice")
+    assert serving is not None
+    gone = serving.slot.node_id
+    del world.cluster.roots[gone]
+    serving.slot.actor.die()
+    await life.upkeep._look_around()
+    assert life.router.serving("alice") is None
+    after = await life.router.resolve("alice", address.epoch)
+    assert after.epoch == 2
+
+
+async def test_idle_conversations_hibernate_by_themselves(world: World) -> None:
+    life = await world.start(idle_timeout_s=0.05)
+    await life.get("alice").append_message(message("m"))
+    deadline = asyncio.get_running_loop().time() + 10
+    while life.router.serving("alice") is not None:
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.005)
+    assert (await life.administration.info("alice")).state == "hibernated"
+
+
+async def test_a_router_that_shuts_down_leaves_everything_asleep(world: World) -> None:
+    life = await world.start()
+    for i in range(3):
+        await life.get(f"c{i}").append_message(message("m"))
+    await life.upkeep.close()
+    world.lives.clear()
+    assert all(
+        actor.target.ping().state is ActorState.IDLE for actor, _ in world.cluster.actors.values()
+    )
+    directory = Directory(world.root)
+    assert directory.unsettled() == []
+    directory.close()
