@@ -50,6 +50,8 @@ def join_or_start(address: str | None, namespace: str, settings: Settings) -> bo
         "logging_level": logging.ERROR,
     }
     if address not in (None, "local"):
+        if ":" in address and "://" not in address and not _answers(address):
+            raise ConnectionError(f"nothing answers at {address}")
         ray.init(address=address, **options)
         return False
     for variable, value in _LOCAL_ENVIRONMENT.items():
@@ -64,6 +66,7 @@ def _join_deployment(namespace: str, settings: Settings) -> bool:
     if note is None or note.get("namespace") != namespace or not _answers(note["address"]):
         return False
     try:
+        _use_token()
         ray.init(
             address=note["address"],
             namespace=namespace,
@@ -76,6 +79,19 @@ def _join_deployment(namespace: str, settings: Settings) -> bool:
             ray.shutdown()
         return False
     return True
+
+
+def _use_token() -> None:
+    """Present this user's token to a cluster that was found here, as Ray does for "auto".
+
+    Since 2.60, a cluster that `ray.init` starts asks for it; to an address that is given, Ray
+    presents it only with RAY_AUTH_MODE=token.
+    """
+    with contextlib.suppress(ImportError):  # an earlier Ray has no tokens
+        from ray._private.authentication import authentication_token_setup as setup
+
+        logging.getLogger("ray").setLevel(logging.ERROR)  # it warns that it is secure
+        setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 def _started_by_ray_start() -> str | None:

@@ -54,6 +54,7 @@ class Output:
         if not self.as_json:
             for part in parts:
                 self.console.print(part, markup=False, soft_wrap=isinstance(part, str | Text))
+            self.stdout.flush()  # `up` goes on for days
 
     def json(self, value: Any) -> None:
         """Print a value for programs; nothing without `--json`."""

@@ -113,12 +113,13 @@ async def test_a_crash_is_told_as_a_gap(deploy: Deploy) -> None:
         events = told(await take_until(feed, lambda e: e.type == "gap"))
         assert events[-1] == ("gap", None)
 
-        async def follows() -> bool:
-            await session.append_message(message(f"probe{os.urandom(4).hex()}"))
-            return True
-
         waiting = asyncio.create_task(take_until(feed, lambda e: e.type == "append"))
-        await until(lambda: waiting.done() or follows(), "the feed reaches the next owner")
+
+        async def reached() -> bool:
+            await session.append_message(message(f"probe{os.urandom(4).hex()}"))
+            return waiting.done()
+
+        await until(reached, "the feed follows the next owner")
         await waiting
         await feed.aclose()
 
