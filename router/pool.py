@@ -12,8 +12,8 @@ It knows processes, not conversations: what may be evicted is the router's to sa
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Protocol
 
 from sessions_actor.errors import NoCapacityError, SessionsActorError
 
@@ -23,8 +23,21 @@ from .placement import NodeView, default_max_active
 Choose = Callable[[list[NodeView]], list[NodeView]]
 """Orders the nodes that may serve a request, best first."""
 
+
+class Evict(Protocol):
+    """Frees an actor of a node by hibernating what it serves; says whether one became free."""
+
+    async def __call__(self, node_id: str, *, idle_s: float, turn: bool = False) -> bool: ...
+
+
 # Cores for each process that starts at once on one node: it takes one for half a second.
 CPUS_PER_START: Final = 2
+# A conversation without a call for so long makes room when another waits for an actor, ...
+EVICT_IDLE_S: Final = 0.05
+# ... and after a longer while so that one stands ready.
+REFILL_IDLE_S: Final = 1.0
+# Who has waited so long at a node that can start no more processes takes a busy one's turn.
+TURN_AFTER_S: Final = 0.1
 # Conversations that make room at once on one node.
 EVICTIONS_MAX: Final = 4
 # How often those who wait look for room while nothing is given back.
@@ -45,8 +58,8 @@ class Pool:
     """The actor processes of all nodes.
 
     Args:
-        evict: hibernates some conversation of a node, given how long someone has waited; says
-            whether it did.
+        evict: hibernates the least recently used conversation of a node that has been idle for
+            so many seconds, or, with `turn`, one that has had its turn; says whether it did.
     """
 
     def __init__(
@@ -55,7 +68,7 @@ class Pool:
         *,
         warm_actors: int,
         max_active: int | None,
-        evict: Callable[[str, float], Awaitable[bool]],
+        evict: Evict,
     ) -> None:
         self._cluster = cluster
         self._warm, self._max_active, self._evict = warm_actors, max_active, evict
@@ -64,6 +77,7 @@ class Pool:
         self._draining: set[str] = set()
         self._slots: dict[str, Slot] = {}
         self._starting: Counter[str] = Counter()
+        self._refilling: set[str] = set()
         self._waiters: list[_Waiter] = []
         self._changed = asyncio.Event()
         self._pump: asyncio.Task[None] | None = None
@@ -175,12 +189,31 @@ class Pool:
         self._changed.set()
 
     def keep_warm(self) -> None:
-        """Start idle actors where too few stand ready, on nodes that serve conversations."""
+        """See to it that idle actors stand ready on nodes that serve conversations.
+
+        One that serves a conversation which has been idle for a while is freed, else a process
+        started.
+        """
         for node in self.views():
-            spare = node.idle + self._starting[node.node_id]
-            if not node.draining and node.disk_id is not None:
-                for _ in range(min(self._warm - spare, node.max_active - node.processes)):
-                    self._start(node.node_id)
+            if node.draining or node.disk_id is None or node.node_id in self._refilling:
+                continue
+            if node.idle + self._starting[node.node_id] < self._warm:
+                self._refilling.add(node.node_id)
+                self._spawn(self._refill(node.node_id))
+
+    async def _refill(self, node_id: str) -> None:
+        try:
+            while not self._closed:
+                node = next((view for view in self.views() if view.node_id == node_id), None)
+                if node is None or node.idle + self._starting[node_id] >= self._warm:
+                    return
+                if node.active and await self._evict(node_id, idle_s=REFILL_IDLE_S):
+                    continue
+                if node.processes >= node.max_active:
+                    return
+                self._start(node_id)
+        finally:
+            self._refilling.discard(node_id)
 
     async def trim(self) -> None:
         """End idle actors that nobody needed for a while."""
@@ -264,16 +297,17 @@ class Pool:
         """Have conversations evicted on the nodes that those who wait need."""
         now = asyncio.get_running_loop().time()
         wanted: Counter[str] = Counter()
-        waited: dict[str, float] = {}
+        turn: dict[str, bool] = {}
         for waiter in self._waiters:
             for node in waiter.choose(self.views()):
                 if node.active:
+                    full = node.active + node.idle >= node.max_active
                     wanted[node.node_id] += 1
-                    waited.setdefault(node.node_id, now - waiter.since)
+                    turn.setdefault(node.node_id, full and now - waiter.since >= TURN_AFTER_S)
                     break
         await asyncio.gather(
             *(
-                self._evict(node_id, waited[node_id])
+                self._evict(node_id, idle_s=EVICT_IDLE_S, turn=turn[node_id])
                 for node_id, count in wanted.items()
                 for _ in range(min(count, EVICTIONS_MAX))
             )
@@ -281,7 +315,10 @@ class Pool:
 
     def _start(self, node_id: str) -> None:
         self._starting[node_id] += 1
-        task = asyncio.create_task(self._start_actor(node_id))
+        self._spawn(self._start_actor(node_id))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -36,13 +36,10 @@ from .directory import Directory, Entry, Owner, State
 from .following import Following
 from .locks import NameLocks
 from .placement import candidates
-from .pool import Pool
+from .pool import EVICT_IDLE_S, TURN_AFTER_S, Pool
 from .settings import Settings
 
-# A conversation without a call for so long may be evicted when another needs its actor.
-EVICT_IDLE_S: Final = 0.05
-# When nobody is idle: after so long a wait, those that have had an actor for TURN_S make way.
-TURN_AFTER_S: Final = 0.1
+# A turn: how long a busy conversation keeps its actor when others wait for one.
 TURN_S: Final = 0.5
 EVICT_TRIES_MAX: Final = 16
 
@@ -338,14 +335,14 @@ class Router:
         self.pool.release(serving.slot)
         return True
 
-    async def _evict(self, node_id: str, waited_s: float) -> bool:
-        """Free an actor on a node for someone who has waited so long."""
-        resident_s = TURN_S if waited_s >= TURN_AFTER_S else None
+    async def _evict(self, node_id: str, *, idle_s: float, turn: bool = False) -> bool:
+        """Free an actor on a node; see `pool.Evict`."""
+        resident_s = TURN_S if turn else None
         tries = 0
         for serving in self.servings():
             if serving.slot.node_id != node_id or self.locks.is_held(serving.name):
                 continue
-            if await self.let_go(serving, idle_s=EVICT_IDLE_S, resident_s=resident_s):
+            if await self.let_go(serving, idle_s=idle_s, resident_s=resident_s):
                 self._ghosts[serving.name] = self.now()
                 while len(self._ghosts) > GHOSTS_MAX:
                     self._ghosts.popitem(last=False)

@@ -18,6 +18,7 @@ from . import wire
 from .errors import MigratingError
 from .limits import MIB
 from .retry import CutShortError, Tries, Verdict, judge
+from .waiting import future_of, settle
 from .wire import Answer, Part
 
 FRAME_PARTS_MAX: Final = 256
@@ -263,13 +264,13 @@ class Channel:
 
         Raises: CutShortError when another owner took over; TimeoutError past the deadline.
         """
-        reply: asyncio.Future[bytes] = asyncio.ensure_future(asked)
+        reply: asyncio.Future[bytes] = future_of(asked)
         try:
             while True:
                 wait_s = SUSPECT_AFTER_S
                 if deadline is not None:
                     wait_s = min(wait_s, max(0.0, deadline - self._loop.time()))
-                await asyncio.wait((reply,), timeout=wait_s)
+                await settle((reply,), wait_s)
                 if reply.done():
                     return reply.result()
                 if deadline is not None and self._loop.time() >= deadline:

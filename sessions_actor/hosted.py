@@ -29,6 +29,7 @@ from .limits import WINDOW_BYTES_MAX, WINDOW_ROWS_MAX
 from .open_object import Activation
 from .records import ChangeEvent, Compaction
 from .sessions import Session, Sessions
+from .waiting import settle
 from .wire import Answer, Part, Window, WindowRequest
 
 # A call that is not done by then is answered with a ticket.
@@ -96,7 +97,7 @@ class Remains:
         task = self._tickets.get(ticket)
         if task is None:
             return Answer(wire.CUT, b"")
-        await asyncio.wait([task], timeout=wait_s)
+        await settle([task], wait_s)
         if not task.done():
             return Answer(wire.WAITING, ticket.encode())
         self._tickets.pop(ticket, None)
@@ -218,7 +219,7 @@ class Hosted:
             self._running.add(task)
             task.add_done_callback(self._done)
             tasks.append(task)
-        await asyncio.wait(tasks, timeout=PROMPT_S)
+        await settle(tasks, PROMPT_S)
         return [
             task.result() if task.done() else self.remains.ticket(task, 2 * self._max_pending)
             for task in tasks

@@ -9,29 +9,26 @@ It does not wait, dispatch change events or call summarisers.
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 import uuid
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-from ..attachments import count_pointers, extract
-from ..chunks import split_utf8
-from ..codec import dumps
-from ..limits import ROW_BYTES_MAX
-from ..messages import SessionMessage, sanitize, strip_reserved, validate_message
-from ..overlays import COMPACTION_PREFIX, Span, overlay_message, plan_overlays
+from ..messages import SessionMessage
+from ..overlays import COMPACTION_PREFIX, Span
 from ..records import LEAF, Compaction, CompactResult, Parent, iso_from_ms
 from ..storage import Storage
-from ..tokens import estimate_message, estimate_text
+from ..tokens import estimate_text
 from ..windows import recent_suffix
+from .compacting import plan_compaction
 from .index import Index, parse
 from .paths import SURVEY_ROWS, ForwardWalker, Walker, endpoints, survey
+from .preparation import Prepared
+from .recent import overlaid_start, sizes_of
 from .rows import RowOrder
 from .sql import is_text
-from .store import Clock, NewRow, PathRow, Store
+from .store import Clock, PathRow, Store
 
 _NEAR_ROWS = 256
 _ORDERS_KEPT = 2
@@ -39,16 +36,6 @@ _ORDERS_KEPT = 2
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A message ready to be written: all that takes work and touches nothing."""
-
-    message: SessionMessage
-    row: NewRow
-    stored: SessionMessage
-    row_bytes: int
 
 
 @dataclass(slots=True)
@@ -61,36 +48,6 @@ class Totals:
     overlaid_tokens: float
     endpoints: set[str] = field(default_factory=set)
     leaf_hidden: bool = False
-
-
-def slices_of(text: bytes) -> list[bytes]:
-    """Cut a stored message into what its row and continuation rows hold."""
-    return [text] if len(text) <= ROW_BYTES_MAX else split_utf8(text, ROW_BYTES_MAX)
-
-
-def stored_row(message: SessionMessage) -> tuple[NewRow, SessionMessage, int]:
-    """Turn a checked message into its row: extract payloads, serialise, split, stamp.
-
-    Returns: the row, the stored form as a tree, and the row's bytes as a budget counts them.
-    Raises: TypeError for a value that JSON cannot hold, naming its place.
-    """
-    extracted = extract(message)
-    text = dumps(extracted.message)
-    slices = [piece.decode() for piece in slices_of(text)]
-    size = len(text)
-    if extracted.payloads:
-        for digest, places in count_pointers(extracted.message, extracted.payloads).items():
-            size += (len(extracted.payloads[digest].data) + 2) // 3 * 4 * places
-    row = NewRow(
-        message["id"],
-        message["role"],
-        slices,
-        extracted.payloads,
-        extracted.references,
-        estimate_message(message),
-        hashlib.sha256(text).hexdigest(),
-    )
-    return row, extracted.message, size
 
 
 class Engine:
@@ -106,41 +63,12 @@ class Engine:
         self.storage = storage
         self.store = Store(storage)
         self.index = Index(storage, self.store)
-        self._reserved = frozenset(reserved_metadata_keys)
+        self.reserved_metadata_keys = frozenset(reserved_metadata_keys)
         self._clock = clock
         self._totals: dict[str, Totals] = {}
         self._walkers: dict[str, weakref.WeakSet[Walker]] = {}
         self._orders: dict[str, RowOrder] = {}
         storage.on_rollback(self._totals.clear)
-
-    # ------------------------------------------------------------------ preparation
-
-    def prepare(self, message: SessionMessage, source: str) -> Prepared:
-        """Run the write pipeline up to the transaction: check, sanitise, strip, extract, split.
-
-        Raises: ValueError naming the field; TypeError naming the place of what is not JSON.
-        """
-        validate_message(message)
-        message = sanitize(message)
-        if source == "client":
-            message = strip_reserved(message, self._reserved)
-        return Prepared(message, *stored_row(message))
-
-    def prepare_import(
-        self, message: SessionMessage, parent_id: str | None, created_at: float
-    ) -> Prepared:
-        """Check one historical message; it is kept as it is.
-
-        Raises: ValueError naming the field, parent_id and created_at included.
-        """
-        validate_message(message)
-        if parent_id is not None and not is_text(parent_id):
-            raise ValueError("parent_id: neither None nor a string that UTF-8 can hold")
-        if isinstance(created_at, bool) or not isinstance(created_at, int | float):
-            raise ValueError("created_at: give the message's time in milliseconds")
-        if not math.isfinite(created_at) or abs(created_at) >= 2**63:
-            raise ValueError(f"created_at: {created_at} is no time in milliseconds")
-        return Prepared(message, *stored_row(message))
 
     # ------------------------------------------------------------------ writes
 
@@ -302,52 +230,13 @@ class Engine:
     def do_compact(
         self, session_id: str, leaf_id: str, result: CompactResult
     ) -> CompactResult | None:
-        """Store what a summariser made of a path, or refuse it: None.
-
-        The new overlay starts where the first one of the path started. Refused: an end that the
-        path (as the summariser saw it) does not hold, a range that hides no message anew.
-        """
-        store = self.store
-        if not store.exists(session_id, leaf_id):
-            leaf_id = store.tail(session_id).leaf_id or ""
-        overlays = store.compactions(session_id)
-        ends = {result.from_message_id, result.to_message_id}
-        found = survey(store, session_id, leaf_id, wanted=endpoints(overlays) | ends)
-        spans = found.spans(overlays)
-        by_message = {COMPACTION_PREFIX + s.compaction.id: s for s in spans}
-
-        def place(message_id: str) -> tuple[int, int] | None:
-            """First and last index on the path of a message in view."""
-            if span := by_message.get(message_id):
-                return span.start, span.end
-            depth = found.marks.get(message_id)
-            if depth is None or store.is_overlay(session_id, message_id):
-                return None
-            index = found.length - 1 - depth
-            if any(span.start <= index <= span.end for span in spans):
-                return None
-            return index, index
-
-        first, last = place(result.from_message_id), place(result.to_message_id)
-        from_id, to_id = result.from_message_id, result.to_message_id
-        while first and from_id.startswith(COMPACTION_PREFIX) and from_id not in by_message:
-            # A summary that was imported is the only copy of what it tells: it stays in view.
-            if first[0] + 1 >= found.length:
-                return None
-            from_id = found.id_at(store, session_id, found.length - 2 - first[0])
-            first = place(from_id) or (first[0] + 1, first[0] + 1)
-        if last is None or (first is None and not spans):
-            return None
-        start = min(([first[0]] if first else []) + ([spans[0].start] if spans else []))
-        covered = [s for s in spans if start <= s.start and s.end <= last[1]]
-        if last[1] - start + 1 <= sum(s.end - s.start + 1 for s in covered):
-            return None
-        if spans and start == spans[0].start:
-            from_id = spans[0].compaction.from_message_id
-        if to_id in by_message:
-            to_id = by_message[to_id].compaction.to_message_id
-        self.do_add_compaction(session_id, result.summary, from_id, to_id)
-        return CompactResult(result.summary, from_id, to_id)
+        """Store what a summariser made of a path, or refuse it; see `plan_compaction`."""
+        plan = plan_compaction(self.store, session_id, leaf_id, result)
+        if plan is not None:
+            self.do_add_compaction(
+                session_id, plan.summary, plan.from_message_id, plan.to_message_id
+            )
+        return plan
 
     # ------------------------------------------------------------------ reads
 
@@ -475,10 +364,10 @@ class Engine:
         hidden = {COMPACTION_PREFIX + c.id for c in overlays}
         rows: list[tuple[int, PathRow]] = []
         visible = self._newest_rows(session_id, leaf_id, totals.length, hidden)
-        kept = recent_suffix(_sizes(visible, rows), budget)
+        kept = recent_suffix(sizes_of(visible, rows), budget)
         whole = kept == len(rows) and next(visible, None) is None
         window = [row for _, row in reversed(rows[:kept])]
-        start = _overlaid_start(window, overlays, budget)
+        start = overlaid_start(window, overlays, budget)
         after = None
         if rows and (start or not whole):
             after = window[start].parent_id
@@ -524,39 +413,3 @@ class Engine:
         from .verify import problems
 
         return problems(self)
-
-
-def _sizes(rows: Iterable[tuple[int, PathRow]], taken: list[tuple[int, PathRow]]) -> Iterator[int]:
-    """Give the sizes of rows, keeping the rows."""
-    for item in rows:
-        taken.append(item)
-        yield item[1].bytes
-
-
-def _overlaid_start(rows: Sequence[PathRow], overlays: Sequence[Compaction], budget: float) -> int:
-    """Find the first row of a window whose overlays, rendered, fit the budget as well."""
-    start = 0
-    while start < len(rows) - 1:
-        spans = plan_overlays({row.id: i for i, row in enumerate(rows[start:], start)}, overlays)
-        if not spans:
-            break
-        size = sum(len(dumps(overlay_message(span.compaction))) for span in spans)
-        covered = {i for span in spans for i in range(span.start, span.end + 1)}
-        size += sum(rows[i].bytes for i in range(start, len(rows)) if i not in covered)
-        while size > budget and start < spans[0].start:
-            size -= rows[start].bytes
-            start += 1
-        if size <= budget:
-            break
-        start = spans[0].start + 1  # without its first row the overlay no longer applies
-    return min(start, max(len(rows) - 1, 0))
-
-
-def as_sequence(messages: Iterable[Any], what: str) -> Sequence[Any]:
-    """Take any iterable of items but a string or an object.
-
-    Raises: TypeError saying what to pass.
-    """
-    if isinstance(messages, str | bytes | dict):
-        raise TypeError(f"{what}: give a list, not {type(messages).__name__}")
-    return list(messages)

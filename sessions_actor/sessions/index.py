@@ -46,14 +46,14 @@ _CJK = re.compile(
     "\U0001b000-\U0001b16f\U00020000-\U0003ffff"
     "])"
 )
-_SPACES = re.compile("  +")
 
 
 def searchable(text: str) -> str:
     """Prepare text for the tokenizer: CJK set apart, lone surrogates replaced."""
     if not text.isascii():
+        # Halves of one character are stored as that character, a half alone as itself.
+        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         text = _CJK.sub(r" \1 ", text)
-        text = text.encode("utf-8", "replace").decode()
     return text
 
 

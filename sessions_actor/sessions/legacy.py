@@ -18,8 +18,9 @@ from typing import Any
 from ..codec import loads
 from ..tokens import estimate_message
 from . import schema
-from .engine import Engine, slices_of, stored_row
+from .engine import Engine
 from .index import parse
+from .preparation import slices_of, stored_row
 from .sql import Database
 from .store import StoredMessage
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..attachments import may_hold_pointer
 from ..codec import dumps
 from ..limits import WINDOW_BYTES_MAX, WINDOW_ROWS_MAX
 from ..overlays import COMPACTION_PREFIX, Span, overlay_message, plan_overlays
@@ -184,27 +185,32 @@ class ForwardWalker:
                 texts.append(dumps(overlay_message(item)))
                 size += len(texts[-1])
                 continue
-            for row, text in self._read(max_bytes - size, max_rows - len(texts)):
-                self._trail.append(row.id)
+            run = self._run(max_bytes - size, max_rows - len(texts))
+            self._trail.extend(row.id for row in run[-_TRAIL_LENGTH:])
+            for text in read_texts(self._store, self._session_id, run):
                 if text is not None:
                     texts.append(text)
                     size += len(text)
         return texts
 
-    def _read(self, max_bytes: int, max_rows: int) -> list[tuple[PathRow, bytes | None]]:
-        """Take the next run of rows, at least one, and read its content."""
+    def _run(self, max_bytes: int, max_rows: int) -> list[PathRow]:
+        """Take the next run of rows, at least one."""
+        limit, budget = min(max_rows, WINDOW_ROWS_MAX), min(max_bytes, WINDOW_BYTES_MAX)
         run: list[PathRow] = []
         size = 0
-        while self._items and len(run) < min(max_rows, WINDOW_ROWS_MAX):
-            row = self._items[0]
-            if isinstance(row, Compaction):
+        for row in self._items:
+            if isinstance(row, Compaction) or len(run) == limit:
                 break
             size += row.bytes
-            if run and size > min(max_bytes, WINDOW_BYTES_MAX):
+            if run and size > budget:
                 break
             run.append(row)
-            self._items.popleft()
-        return read_rows(self._store, self._session_id, run)
+        if len(run) == len(self._items):
+            self._items.clear()
+        else:
+            for _ in run:
+                self._items.popleft()
+        return run
 
     def _start(self) -> None:
         store, session_id = self._store, self._session_id
@@ -243,8 +249,12 @@ class ForwardWalker:
             depth = self._stretch * STRETCH_ROWS
             count = min(STRETCH_ROWS, self._surveyed.length - depth)
             rows = self._store.sized_walk(self._session_id, start, count, _TEXT_BYTES)
-            for row in reversed(rows):
-                self._take(row)
+            rows.reverse()
+            if self._hidden:
+                for row in rows:
+                    self._take(row)
+            else:
+                self._items.extend(rows)
         return True
 
     def _take(self, row: PathRow) -> None:
@@ -288,7 +298,7 @@ class BackwardWalker:
         self._leaf_trail = list(leaf_trail)
         self._next = at
         self._trail: deque[str] = deque(trail, maxlen=_TRAIL_LENGTH)
-        self._chosen: dict[str, Compaction] | None = None
+        self._chosen: dict[str, Span] | None = None
         self._taken = 0
         self._last_seq: int | None = None
         self._left: int | None = None  # rows to go, once the path is known to bite its tail
@@ -302,20 +312,28 @@ class BackwardWalker:
         texts: list[bytes] = []
         size = 0
         while self._next is not None and len(texts) < max_rows and size < max_bytes:
-            if self._next in self._ends:
-                overlay = self._overlay_ending_at(self._next)
-                if overlay is not None:
-                    texts.append(dumps(overlay_message(overlay)))
+            if self._left == 0:
+                self._next = None  # a path that bites its tail: every row was read
+            elif self._next in self._ends:
+                span = self._span_ending_at(self._next)
+                if span is not None:
+                    texts.append(dumps(overlay_message(span.compaction)))
                     size += len(texts[-1])
-                    self._trail.append(overlay.from_message_id)
-                    self._next = self._store.parent_of(self._session_id, overlay.from_message_id)
+                    start_id = span.compaction.from_message_id
+                    self._trail.append(start_id)
+                    self._next = self._store.parent_of(self._session_id, start_id)
+                    if self._left is not None:
+                        self._left = span.start
                     continue
+            if self._next is None:
+                break
             run = self._run(max_bytes - size, max_rows - len(texts))
             if not run:
                 self._next = None
                 break
-            for row, text in read_rows(self._store, self._session_id, run):
-                self._trail.append(row.id)
+            self._trail.extend(row.id for row in run[-_TRAIL_LENGTH:])
+            found = read_texts(self._store, self._session_id, run)
+            for row, text in zip(run, found, strict=True):
                 if text is not None and row.id not in self._hidden:
                     texts.append(text)
                     size += len(text)
@@ -354,7 +372,7 @@ class BackwardWalker:
             closing = found.marks.get(child_id) == found.length - 1
             self._left = 0 if closing else found.length - found.marks.get(parent_id, found.length)
 
-    def _overlay_ending_at(self, message_id: str) -> Compaction | None:
+    def _span_ending_at(self, message_id: str) -> Span | None:
         """Plan the whole path, once: which overlay wins is decided from the root."""
         if self._chosen is None:
             self._chosen = {}
@@ -365,7 +383,9 @@ class BackwardWalker:
                 self._store, self._session_id, leaf_id, wanted=endpoints(self._compactions)
             )
             for span in found.spans(self._compactions):
-                self._chosen[span.compaction.to_message_id] = span.compaction
+                self._chosen[span.compaction.to_message_id] = span
+            if found.cyclic and self._left is None:
+                self._left = found.length - self._taken
             self._ends = set(self._chosen)
         return self._chosen.get(message_id)
 
@@ -393,19 +413,16 @@ def _resolved(ids: Sequence[str] | deque[str], resolve: Resolve) -> list[str]:
     return list(dict.fromkeys(id_ for id_ in found if id_ is not None))
 
 
-def read_rows(
-    store: Store, session_id: str, rows: Sequence[PathRow]
-) -> list[tuple[PathRow, bytes | None]]:
-    """Read the content of some rows, payloads inline, in their order."""
-    missing = [row.id for row in rows if row.text is None]
-    texts = store.texts(session_id, missing) if missing else {}
-    found: list[tuple[PathRow, bytes | None]] = []
-    for row in rows:
-        text = texts.get(row.id) if row.text is None else row.text
-        if text is not None:
-            text = store.payloads.inline(session_id, row.id, text)
-        found.append((row, text))
-    return found
+def read_texts(store: Store, session_id: str, rows: Sequence[PathRow]) -> list[bytes | None]:
+    """Read the content of some rows, payloads inline, in their order; None for one that is gone."""
+    texts = [row.text for row in rows]
+    if None in texts:
+        missing = store.texts(session_id, [row.id for row in rows if row.text is None])
+        texts = [missing.get(row.id) if row.text is None else row.text for row in rows]
+    for place, text in enumerate(texts):
+        if text is not None and may_hold_pointer(text):
+            texts[place] = store.payloads.inline(session_id, rows[place].id, text)
+    return texts
 
 
 def open_walker(store: Store, session_id: str, leaf_id: str | None, newest_first: bool) -> Walker:

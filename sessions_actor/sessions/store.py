@@ -11,6 +11,7 @@ It does not parse messages, dispatch events or plan paths.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from ..attachments import Payload
@@ -50,6 +51,9 @@ class PathRow(NamedTuple):
     token_estimate: int
     held: bool
     text: Text | None
+
+
+_HELD = attrgetter("held")
 
 
 class StoredRow(NamedTuple):
@@ -290,13 +294,15 @@ class Store:
         """
         found = self._db.execute(_SIZED_WALK, (session_id, start_id, limit, text_bytes))
         rows = list(map(PathRow._make, found))
-        for place, row in enumerate(rows):
-            if row.held:
-                text = row.text or self.text(session_id, row.id)
-                assert text is not None
-                size = row.bytes + self.payloads.bytes_of(session_id, row.id, text)
-                rows[place] = row._replace(bytes=size)
+        if any(map(_HELD, rows)):
+            rows = [self._with_payloads(session_id, row) if row.held else row for row in rows]
         return rows
+
+    def _with_payloads(self, session_id: str, row: PathRow) -> PathRow:
+        text = row.text or self.text(session_id, row.id)
+        assert text is not None
+        size = row.bytes + self.payloads.bytes_of(session_id, row.id, text)
+        return row._replace(bytes=size)
 
     # ------------------------------------------------------------------ writes
 

@@ -91,6 +91,11 @@ async def test_kill_of_the_router_during_appends(deploy: Deploy, tmp_path: Path)
         sessions = [client.get(f"c{i}").session() for i in range(3)]
         writers = [Writer(session) for session in sessions]
         await asyncio.gather(*(writer.came_to(5) for writer in writers))
+
+        async def all_active() -> bool:
+            return bool(sum(node.active for node in await client.nodes()) == 3)
+
+        await until(all_active, "each has an actor of its own")
         before = await client.info("c0")
         router = router_pid(tmp_path)
         os.kill(router, signal.SIGKILL)

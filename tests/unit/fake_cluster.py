@@ -6,7 +6,7 @@ let go. A silent one never answers.
 
 import asyncio
 import itertools
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,14 @@ from ray.exceptions import ActorDiedError
 from router.cluster import ClusterNode, Slot
 from sessions_actor.actor import Binding, ConversationActor, Description
 from sessions_actor.disk import disk_id
+
+
+async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
+    """Wait for a condition that other tasks bring about."""
+    deadline = asyncio.get_running_loop().time() + within_s
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0)
 
 
 class FakeActor:

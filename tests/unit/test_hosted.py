@@ -13,6 +13,8 @@ from sessions_actor.hosted import TRANSITIONS, Hosted, Phase, sessions_of
 from sessions_actor.open_object import Activation
 from sessions_actor.wire import Answer, Part, WindowRequest
 
+from .fake_cluster import until
+
 
 class Host(DurableObject):
     """A conversation with methods that wait."""
@@ -192,8 +194,7 @@ async def test_only_the_idle_yield_unless_it_is_their_turn(hosted: Hosted) -> No
     await hosted.serve(3, [call("hold")])
     assert not await hosted.yield_if_idle(idle_s=0, resident_s=0)
     hosted.host.release.set()  # type: ignore[attr-defined]
-    while hosted.pending:
-        await asyncio.sleep(0)
+    await until(lambda: not hosted.pending)
     assert hosted.phase is Phase.SERVING
     assert await hosted.yield_if_idle(idle_s=60, resident_s=0)
     assert hosted.phase is Phase.SEALED

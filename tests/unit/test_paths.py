@@ -167,6 +167,22 @@ async def test_a_path_longer_than_many_stretches_reads_whole_both_ways(tmp_path)
 
 
 @pytest.mark.parametrize("bite", ["m0", "m3", "m9"])
+@pytest.mark.parametrize("span", [(0, 0), (0, 4), (2, 5), (9, 9), (0, 9)])
+async def test_a_cycle_under_an_overlay_ends_the_walk_too(tmp_path, bite, span):
+    async with conversation(tmp_path / "a.sqlite") as alice:
+        session = alice.session
+        ids = [f"m{n}" for n in range(10)]
+        await session.append_messages([text(i) for i in ids])
+        await session.add_compaction("S", ids[span[0]], ids[span[1]])
+        alice.storage.sql.exec(
+            "UPDATE cf_agents_session_messages SET parent_id = ? WHERE id = 'm0'", bite
+        )
+        want = [*ids[: span[0]], "S", *ids[span[1] + 1 :]]
+        assert [shown(m) async for m in session.history()] == want
+        assert [shown(m) async for m in session.history(newest_first=True)] == want[::-1]
+
+
+@pytest.mark.parametrize("bite", ["m0", "m3", "m9"])
 async def test_a_cycle_in_a_damaged_file_ends_the_walk_each_row_once(tmp_path, bite):
     async with conversation(tmp_path / "a.sqlite") as alice:
         session = alice.session

@@ -14,7 +14,7 @@ from router.placement import candidates
 from router.pool import Pool
 from sessions_actor.errors import NoCapacityError, StorageError
 
-from .fake_cluster import FakeCluster
+from .fake_cluster import FakeCluster, until
 
 ANY = partial(candidates, disk_id=None)
 
@@ -25,12 +25,13 @@ class Rig:
     def __init__(self, cluster: FakeCluster, **options: Any) -> None:
         self.cluster = cluster
         self.evictable: list[Slot] = []
-        self.asked = 0
+        self.asked = self.turns = 0
         chosen = {"warm_actors": 0, "max_active": 3} | options
         self.pool = Pool(cluster, evict=self.evict, **chosen)
 
-    async def evict(self, node_id: str, waited_s: float) -> bool:
+    async def evict(self, node_id: str, *, idle_s: float, turn: bool = False) -> bool:
         self.asked += 1
+        self.turns += turn
         if not self.evictable:
             return False
         await asyncio.sleep(0)
@@ -110,15 +111,29 @@ async def test_a_conversation_that_was_evicted_lately_brings_a_new_process(rigs:
 async def test_warm_actors_stand_ready_within_the_bound(rigs: Any) -> None:
     rig = await rigs(warm_actors=2)
     await rig.pool.acquire("a", ANY, 5)
-
-    async def idle() -> int:
-        while rig.cluster.starts < 3 or sum(v.idle for v in rig.pool.views()) < 2:
-            await asyncio.sleep(0)
-        return sum(view.idle for view in rig.pool.views())
-
-    assert await asyncio.wait_for(idle(), 5) == 2
+    await until(lambda: sum(view.idle for view in rig.pool.views()) == 2)
     await asyncio.gather(*(rig.pool.acquire(f"c{i}", ANY, 5) for i in range(2)))
     assert rig.cluster.starts == 3
+
+
+async def test_an_idle_conversation_makes_the_next_warm_actor(rigs: Any) -> None:
+    rig = await rigs(warm_actors=1, max_active=10)
+    rig.evictable.append(await rig.pool.acquire("old", ANY, 5))
+    for i in range(20):
+        rig.evictable.append(await rig.pool.acquire(f"c{i}", ANY, 5))
+        await until(lambda: not rig.pool._refilling)
+    assert rig.cluster.starts <= 3
+
+
+async def test_the_busy_lose_their_turn_only_where_no_process_can_be_added(rigs: Any) -> None:
+    rig = await rigs(max_active=2)
+    rig.cluster.start_delay_s = 0.15
+    await rig.pool.acquire("a", ANY, 5)
+    await rig.pool.acquire("b", ANY, 5)
+    assert rig.turns == 0
+    with pytest.raises(NoCapacityError):
+        await rig.pool.acquire("c", ANY, 0.3)
+    assert rig.turns > 0
 
 
 async def test_an_actor_that_is_gone_is_not_handed_out(rigs: Any) -> None:

@@ -23,7 +23,7 @@ from sessions_actor.errors import (
 )
 from sessions_actor.handle import ConversationHandle
 
-from .fake_cluster import FakeActor, FakeCluster
+from .fake_cluster import FakeActor, FakeCluster, until
 
 
 class Deployment:
@@ -440,11 +440,9 @@ async def test_writers_wait_through_a_migration(world: World) -> None:
 
     writer = asyncio.create_task(write())
     for _ in range(3):
-        while len(written) < 5:
-            await asyncio.sleep(0)
+        await until(lambda: len(written) >= 5)
         await life.relocation.migrate("alice")
-        while len(written) % 7:
-            await asyncio.sleep(0)
+        await until(lambda: len(written) % 7 == 0)
     stop = True
     await writer
     assert await ids(session) == written
@@ -519,10 +517,7 @@ async def test_a_node_that_is_gone_takes_its_actors_along(world: World) -> None:
 async def test_idle_conversations_hibernate_by_themselves(world: World) -> None:
     life = await world.start(idle_timeout_s=0.05)
     await life.get("alice").append_message(message("m"))
-    deadline = asyncio.get_running_loop().time() + 10
-    while life.router.serving("alice") is not None:
-        assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0.005)
+    await until(lambda: life.router.serving("alice") is None)
     assert (await life.administration.info("alice")).state == "hibernated"
 
 
