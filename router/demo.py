@@ -321,9 +321,10 @@ async def _writing(conversation: "ConversationHandle") -> AsyncIterator[_Writer]
 async def _migrate(tour: Tour, client: "Client") -> None:
     tour.step(
         "Moving while someone writes",
-        "A migration copies everything to another actor and another file while this one serves, "
-        "then seals it, copies the rest, compares digests of every table, and switches. A guest "
-        "book (a second session of the same conversation) is written to all the while.",
+        "A migration copies everything to another actor and another file, compares digests of "
+        "every table, and only then switches; a conversation of some size serves meanwhile, a "
+        "small one is moved between two calls. A guest book (a second session of the same "
+        "conversation) is written to all the while.",
     )
     before = await client.info(NAME)
     async with _writing(client.get(NAME)) as writer:

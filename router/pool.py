@@ -209,9 +209,8 @@ class Pool:
                     return
                 if node.active and await self._evict(node_id, idle_s=REFILL_IDLE_S):
                     continue
-                if node.processes >= node.max_active:
+                if not self._start(node_id):
                     return
-                self._start(node_id)
         finally:
             self._refilling.discard(node_id)
 
@@ -313,9 +312,14 @@ class Pool:
             )
         )
 
-    def _start(self, node_id: str) -> None:
+    def _start(self, node_id: str) -> bool:
+        """Start a process on a node; False when that holds as many as it may."""
+        node = next((view for view in self.views() if view.node_id == node_id), None)
+        if node is None or node.processes >= node.max_active:
+            return False
         self._starting[node_id] += 1
         self._spawn(self._start_actor(node_id))
+        return True
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -10,6 +10,7 @@ Callers meanwhile wait at the sealed source and are sent on; none sees an error.
 import asyncio
 import contextlib
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol
@@ -31,7 +32,8 @@ from .models import DrainProgress, DrainReport, MigrationReport
 from .placement import NodeView, migration_targets
 from .router import Router, Serving
 
-DRAIN_MOVES_AT_ONCE: Final = 2
+# Migrations at once; those beyond wait, and their conversations are served meanwhile.
+MOVES_MAX: Final = 4
 DRAIN_PAGE: Final = 100
 DISCARD_TIMEOUT_S: Final = 30.0
 # How long calls that take long may go on before a seal cuts them short.
@@ -71,6 +73,8 @@ class Relocation:
     def __init__(self, router: Router, copy: Copy = migration.copy) -> None:
         self._router, self._copy = router, copy
         self._drains: dict[str, _Drain] = {}
+        self._moves = 0
+        self._move_ended = asyncio.Condition()
 
     async def close(self) -> None:
         """Give up the drains under way."""
@@ -89,7 +93,8 @@ class Relocation:
         """
         check_name(name)
         router, began = self._router, time.monotonic()
-        async with router.locks.hold(name):
+        router.entry(name)
+        async with self._turn(), router.locks.hold(name):
             router.entry(name)
             await router.pool.refresh()
             if node_id is not None and node_id not in router.pool.nodes:
@@ -105,6 +110,26 @@ class Relocation:
                 name, choose, router.settings.capacity_wait_s, grow=True
             )
             return await self._move(source, slot, began)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait until few enough migrations are under way that each finds an actor for its target.
+
+        A source and a target are two actors that nobody can evict meanwhile.
+        """
+        async with self._move_ended:
+            await self._move_ended.wait_for(lambda: self._moves < self._moves_max())
+            self._moves += 1
+        try:
+            yield
+        finally:
+            self._moves -= 1
+            async with self._move_ended:
+                self._move_ended.notify()
+
+    def _moves_max(self) -> int:
+        capacity = sum(view.max_active for view in self._router.pool.views())
+        return max(1, min(MOVES_MAX, capacity // 4))
 
     async def _move(self, source: Serving, slot: Slot, began: float) -> MigrationReport:
         """Carry out a migration whose target's actor is found. The caller holds the lock."""
@@ -250,9 +275,17 @@ class Relocation:
 
     async def _drain(self, drain: _Drain) -> None:
         try:
-            for name, moves in await self._inventory(drain.node_id):
-                drain.total += 1
-                drain.reports.extend(await self._empty(drain, name, moves))
+            held = await self._inventory(drain.node_id)
+            drain.total = len(held)
+            todo = iter(held)
+
+            async def work() -> None:
+                for name, moves in todo:
+                    drain.reports.extend(await self._empty(drain, name, moves))
+
+            async with asyncio.TaskGroup() as group:
+                for _ in range(MOVES_MAX):
+                    group.create_task(work())
         except Exception as error:
             drain.error = error
         finally:

@@ -279,9 +279,12 @@ class SessionHandle:
                     if is_message(message):
                         yield message, window.sizes[index]
 
-    async def get_history(self, *, leaf_id: str | None = None) -> list[SessionMessage]:
+    async def get_history(
+        self, *, leaf_id: str | None = None, newest_first: bool = False
+    ) -> list[SessionMessage]:
         """Read a whole path. Prefer `history()`: this holds every message at once."""
-        return [message async for message in self.history(leaf_id=leaf_id)]
+        found = self.history(leaf_id=leaf_id, newest_first=newest_first)
+        return [message async for message in found]
 
     async def get_recent_history(
         self, max_content_bytes: float, *, leaf_id: str | None = None

@@ -253,6 +253,8 @@ class Hosted:
         except asyncio.CancelledError:
             return Answer(wire.CUT, b"")  # by a seal
         except Exception as error:
+            if self._phase is Phase.ENDED and isinstance(error, RuntimeError):
+                return Answer(wire.CUT, b"")  # the file was closed under it
             return Answer(wire.ERROR, wire.dump_error(error))
 
     async def _invoke(self, part: Part) -> bytes:

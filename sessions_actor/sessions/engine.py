@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from ..attachments import may_hold_pointer
 from ..messages import SessionMessage
 from ..overlays import COMPACTION_PREFIX, Span
 from ..records import LEAF, Compaction, CompactResult, Parent, iso_from_ms
@@ -29,6 +30,7 @@ from .recent import overlaid_start, sizes_of
 from .rows import RowOrder
 from .sql import is_text
 from .store import Clock, PathRow, Store
+from .sums import sum_path
 
 _NEAR_ROWS = 256
 _ORDERS_KEPT = 2
@@ -242,15 +244,13 @@ class Engine:
 
     def message(self, session_id: str, message_id: str) -> SessionMessage | None:
         """Read one message, payloads inline; None when it is absent or unreadable."""
-        text = self.message_text(session_id, message_id)
-        return None if text is None else parse(text)
-
-    def message_text(self, session_id: str, message_id: str) -> bytes | None:
-        """Read one message as compact JSON, payloads inline."""
         if not is_text(message_id):
             return None
         text = self.store.text(session_id, message_id)
-        return None if text is None else self.store.payloads.inline(session_id, message_id, text)
+        message = None if text is None else parse(text)
+        if text is None or message is None or not may_hold_pointer(text):
+            return message
+        return self.store.payloads.restored(session_id, message_id, message)
 
     def latest_leaf_id(self, session_id: str) -> str | None:
         """Find the active leaf; a stored copy of an own overlay stands for the row above it."""
@@ -317,6 +317,10 @@ class Engine:
 
     def _sum_path(self, session_id: str, leaf_id: str) -> Totals:
         overlays = self.store.compactions(session_id)
+        if not overlays:
+            sums = sum_path(self.store, session_id, leaf_id, SURVEY_ROWS)
+            if sums is not None:
+                return Totals(leaf_id, *sums)
         hidden = {COMPACTION_PREFIX + c.id for c in overlays}
         ends = endpoints(overlays)
         path = survey(self.store, session_id, leaf_id, wanted=ends)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ SURVEY_ROWS = 20 * STRETCH_ROWS
 _TEXT_BYTES = WINDOW_BYTES_MAX // WINDOW_ROWS_MAX
 _TRAIL_LENGTH = 8
 _FIRST_WINDOW_ROWS = 8
+_SURVEYED = object()
 
 _GONE = "the messages this stream stood at are gone: read it again"
 
@@ -77,7 +78,28 @@ def survey(
     wanted: set[str] | None = None,
     limit: int = sys.maxsize,
 ) -> Survey:
+    """Pass over a path at one go; see `survey_steps`."""
+    steps = survey_steps(store, session_id, leaf_id, stops=stops, wanted=wanted, limit=limit)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: Survey = end.value
+            return found
+
+
+def survey_steps(
+    store: Store,
+    session_id: str,
+    leaf_id: str,
+    *,
+    stops: Sequence[str] = (),
+    wanted: set[str] | None = None,
+    limit: int = sys.maxsize,
+) -> Generator[None, None, Survey]:
     """Pass over a path, leaf to root, or to the first of `stops` (which it leaves out).
+
+    It pauses after every `SURVEY_ROWS` rows and holds nothing open meanwhile.
 
     Args: `limit` bounds the rows, for a path whose length is known.
 
@@ -88,6 +110,8 @@ def survey(
     at: str | None = leaf_id
     tortoise, turtle_at = "", SURVEY_ROWS
     while at is not None:
+        if found.length:
+            yield
         step = min(SURVEY_ROWS, limit - found.length)
         rows = store.walk(session_id, at, step)
         if not rows:
@@ -134,6 +158,9 @@ def _survey_cycle(store: Store, session_id: str, leaf_id: str, wanted: set[str])
 class Walker(Protocol):
     """Reads one path window by window."""
 
+    def prepare(self) -> bool:
+        """Do one bounded step of what the next window needs first; False when nothing is left."""
+
     def next_window(self, max_bytes: int, max_rows: int) -> list[bytes]:
         """Read on: compact JSON of each message, payloads inline. Empty: the end."""
 
@@ -167,6 +194,7 @@ class ForwardWalker:
         self._trail: deque[str] = deque(after, maxlen=_TRAIL_LENGTH)
         self._limit = limit
         self._surveyed: Survey | None = None
+        self._steps: Generator[None, None, None] | None = None
         self._spans: deque[Span] = deque()
         self._index = 0
         self._stretch = 0
@@ -212,7 +240,14 @@ class ForwardWalker:
                 self._items.popleft()
         return run
 
-    def _start(self) -> None:
+    def prepare(self) -> bool:
+        if self._surveyed is not None:
+            return False
+        if self._steps is None:
+            self._steps = self._survey()
+        return next(self._steps, _SURVEYED) is None
+
+    def _survey(self) -> Generator[None, None, None]:
         store, session_id = self._store, self._session_id
         self._items.clear()
         self._spans.clear()
@@ -222,7 +257,7 @@ class ForwardWalker:
             self._surveyed = Survey()
             return
         compactions = store.compactions(session_id)
-        self._surveyed = survey(
+        found = yield from survey_steps(
             store,
             session_id,
             leaf_id,
@@ -230,16 +265,17 @@ class ForwardWalker:
             wanted=endpoints(compactions),
             limit=self._limit,
         )
+        self._surveyed = found
         self._limit = sys.maxsize
-        self._leaf_trail = self._surveyed.leaf_trail or [leaf_id]
-        self._spans.extend(self._surveyed.spans(compactions))
+        self._leaf_trail = found.leaf_trail or [leaf_id]
+        self._spans.extend(found.spans(compactions))
         self._hidden = {COMPACTION_PREFIX + c.id for c in compactions}
-        self._stretch = len(self._surveyed.checkpoints)
+        self._stretch = len(found.checkpoints)
 
     def _refill(self) -> bool:
         """Walk the next stretch towards the leaf; False at the end of the path."""
-        if self._surveyed is None:
-            self._start()
+        while self.prepare():
+            pass
         assert self._surveyed is not None
         while not self._items:
             if self._stretch == 0:
@@ -274,12 +310,12 @@ class ForwardWalker:
     def moved(self, resolve: Resolve) -> None:
         self._leaf_trail = _resolved(self._leaf_trail, resolve)
         self._trail = deque(_resolved(self._trail, resolve), maxlen=_TRAIL_LENGTH)
-        self._surveyed = None
+        self._surveyed = self._steps = None
         self._items.clear()
 
     def end(self) -> None:
         self._leaf_trail = []
-        self._surveyed = None
+        self._surveyed = self._steps = None
         self._items.clear()
 
 
@@ -307,6 +343,9 @@ class BackwardWalker:
         self._compactions = compactions
         self._ends = {c.to_message_id for c in compactions}
         self._hidden = {COMPACTION_PREFIX + c.id for c in compactions}
+
+    def prepare(self) -> bool:
+        return False
 
     def next_window(self, max_bytes: int, max_rows: int) -> list[bytes]:
         texts: list[bytes] = []

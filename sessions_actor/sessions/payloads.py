@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from ..attachments import Payload, count_pointers, may_hold_pointer, restore
 from ..codec import dumps, loads
 from ..limits import ATTACHMENT_CHUNK_BYTES
+from ..messages import SessionMessage
 from . import schema
 from .sql import Database, marks, windows
 
@@ -46,6 +47,11 @@ class Payloads:
         if not may_hold_pointer(text):
             return text
         message = loads(text)
+        restored = self.restored(session_id, message_id, message)
+        return text if restored is message else dumps(restored)
+
+    def restored(self, session_id: str, message_id: str, message: SessionMessage) -> SessionMessage:
+        """Put a stored message's payloads back; the same object when it holds none."""
         held = [
             row[0]
             for row in self._db.execute(
@@ -60,8 +66,7 @@ class Payloads:
                 loaded[digest] = self.read(digest)
             return loaded[digest]
 
-        restored = restore(message, load, held)
-        return text if restored is message else dumps(restored)
+        return restore(message, load, held)
 
     def read(self, digest: str) -> bytes | None:
         """Read one payload; None when it is not stored. Cost: a row per 1.5 MiB."""

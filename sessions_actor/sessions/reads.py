@@ -5,6 +5,7 @@ Source: specification, "Read history", "Branches", "Full-text search".
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -208,6 +209,8 @@ class SessionReads:
     ) -> list[bytes]:
         """Read a walker's next messages as compact JSON; empty at the end."""
         engine = await self._ready()
+        for _ in iter(walker.prepare, False):
+            await asyncio.sleep(0)  # a long path is surveyed in steps: others run between
         texts = walker.next_window(max_bytes, max_rows)
         await engine.storage.durable()
         return texts

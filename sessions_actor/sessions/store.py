@@ -11,7 +11,6 @@ It does not parse messages, dispatch events or plan paths.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import NamedTuple
 
 from ..attachments import Payload
@@ -51,9 +50,6 @@ class PathRow(NamedTuple):
     token_estimate: int
     held: bool
     text: Text | None
-
-
-_HELD = attrgetter("held")
 
 
 class StoredRow(NamedTuple):
@@ -294,7 +290,7 @@ class Store:
         """
         found = self._db.execute(_SIZED_WALK, (session_id, start_id, limit, text_bytes))
         rows = list(map(PathRow._make, found))
-        if any(map(_HELD, rows)):
+        if any(row.held for row in rows):
             rows = [self._with_payloads(session_id, row) if row.held else row for row in rows]
         return rows
 

@@ -42,13 +42,13 @@ async def test_conversations_in_turn_reuse_actors(deploy: Deploy) -> None:
 
 
 async def test_busy_conversations_are_not_evicted_and_the_wait_is_bounded(deploy: Deploy) -> None:
-    async with deploy(max_active=2, object_class=HOST, capacity_wait_s=1.5) as client:
+    async with deploy(max_active=2, object_class=HOST, capacity_wait_s=6) as client:
         held = [asyncio.create_task(client.get(f"busy{i}").call("hold")) for i in range(2)]
         await until(lambda: _active(client, 2), "both are active")
         began = time.monotonic()
         with pytest.raises(NoCapacityError) as refused:
             await client.get("late").session().append_message(message("m"))
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 20
         assert refused.value.node_count >= 1
         assert await client.list() == ["busy0", "busy1"]  # what failed left nothing behind
         for i in range(2):

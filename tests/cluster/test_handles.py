@@ -150,6 +150,50 @@ def test_a_plain_script_starts_a_cluster_and_leaves_nothing_behind(tmp_path: Pat
     assert not (tmp_path / "data" / "deployment.json").exists()
 
 
+OWN_CLASS = """
+    from sessions_actor import DurableObject, Lifecycle, Sessions
+
+    class Conversation(DurableObject):
+        def __init__(self, state):
+            super().__init__(state)
+            self.sessions = Sessions(reserved_metadata_keys=("channel",))
+            self.lifecycle = Lifecycle.install(self).use(self.sessions)
+
+        async def shout(self, text):
+            return text.upper()
+"""
+OWN_SCRIPT = """
+    import asyncio, sys
+    from router import Settings, connect
+
+    async def main():
+        settings = Settings(storage_root=sys.argv[1], object_class="myapp:Conversation")
+        async with connect("local", settings=settings) as conversations:
+            alice = conversations.get("alice")
+            assert await alice.call("shout", "hello") == "HELLO"
+            message = {"id": "m", "role": "user", "parts": [], "metadata": {"channel": 1, "a": 2}}
+            result = await alice.session().append_message(message, source="client")
+            assert result.message["metadata"] == {"a": 2}, result
+        print("fine")
+
+    asyncio.run(main())
+"""
+
+
+def test_a_class_that_lies_beside_the_script(tmp_path: Path) -> None:
+    (tmp_path / "myapp.py").write_text(textwrap.dedent(OWN_CLASS))
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(OWN_SCRIPT))
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    environment["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "data")],
+        env=environment, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("fine")
+
+
 async def test_what_does_not_exist_says_so(deploy: Deploy) -> None:
     async with deploy() as client:
         session = client.get("alice").session()

@@ -14,7 +14,7 @@ import pytest
 
 from sessions_actor import create_compact_function
 from sessions_actor.records import CompactResult
-from tests.conformance.support import Message, Talk, at_once, grow, holding, ids, opened, said
+from tests.conformance.support import Message, Talk, at_once, grow, ids, opened, said
 
 TAG = re.compile(r"<tag-[^>]*>")
 
@@ -59,7 +59,7 @@ async def test_whatever_is_hidden_was_in_a_prompt(tmp_path: Path, seed: int) -> 
     rng = random.Random(seed)
     async with opened(tmp_path) as talk:
         session = talk.session
-        leaves = [None]
+        leaves: list[str | None] = [None]
         for step in range(60):
             kind = rng.randrange(12)
             rows = [row.id for row in await session.get_history_row_stats()]
@@ -172,7 +172,8 @@ async def test_a_range_that_is_hidden_already_is_refused(tmp_path: Path) -> None
         await grow(talk, 8)
         overlay = await session.add_compaction("S", "m2", "m5")
         for start, end in (("m3", "m4"), ("m2", "m5"), (f"compaction_{overlay.id}",) * 2):
-            session.on_compaction(lambda messages, s=start, e=end: CompactResult("T", s, e))
+            made = CompactResult("T", start, end)
+            session.on_compaction(lambda messages, made=made: made)  # type: ignore[misc]
             assert await session.compact() is None
         assert [one.summary for one in await session.get_compactions()] == ["S"]
 
@@ -273,7 +274,10 @@ async def test_calls_and_results_are_never_parted(tmp_path: Path, seed: int) -> 
             bodies.append(call(*names) | {"role": rng.choice(["assistant", "user", "tool"])})
         elif kind < 0.55 and waiting:
             name = waiting.pop(rng.randrange(len(waiting)))
-            role, part = rng.choice(["tool", "assistant", "user"]), rng.choice(["tool-get", "dynamic-tool"])
+            role, part = (
+                rng.choice(["tool", "assistant", "user"]),
+                rng.choice(["tool-get", "dynamic-tool"]),
+            )
             bodies.append(result_of(name, role, part))
         else:
             bodies.append(filler())
@@ -307,12 +311,13 @@ async def test_parallel_calls_one_of_which_has_no_result(tmp_path: Path) -> None
 @pytest.mark.parametrize("count", [2, 5, 20])
 async def test_one_compaction_at_a_time(tmp_path: Path, count: int) -> None:
     running = most = asked = 0
-    release = asyncio.Event()
+    started, release = asyncio.Event(), asyncio.Event()
 
     async def slow(prompt: str) -> str:
         nonlocal running, most, asked
         running, asked = running + 1, asked + 1
         most = max(most, running)
+        started.set()
         await release.wait()
         running -= 1
         return "S"
@@ -325,8 +330,7 @@ async def test_one_compaction_at_a_time(tmp_path: Path, count: int) -> None:
         appends = asyncio.create_task(
             at_once(*(session.append_message(said(f"n{i}")) for i in range(count)))
         )
-        while not asked:
-            await asyncio.sleep(0)
+        await started.wait()
         other = talk.sessions.session("other")
         assert (await other.append_message(said("free"))).inserted, "others do not wait"
         assert (await session.append_message(said("late"))).inserted

@@ -22,7 +22,9 @@ WRITES: dict[str, Write] = {
     "update": lambda talk, m: talk.session.update_message(m),
     "upsert": lambda talk, m: talk.session.upsert_message(m),
     "import": lambda talk, m: talk.session.import_message(m, parent_id=None, created_at=1),
-    "imports": lambda talk, m: talk.session.import_messages([(said("fine"), None, 1), (m, None, 1)]),
+    "imports": lambda talk, m: talk.session.import_messages(
+        [(said("fine"), None, 1), (m, None, 1)]
+    ),
 }
 
 
@@ -43,6 +45,12 @@ async def assert_refused(
 
 # Row: empty id, numeric role, id with a lone surrogate, import without created_at: stored half,
 # unreadable or dropped without a word.
+BAD_IDS: tuple[Any, ...] = (
+    "", None, 5, True, 1.5, [], {}, b"x", "\ud800", "a\udfff", "\udca5\ud83d",
+)  # fmt: skip
+BAD_ROLES: tuple[Any, ...] = (None, 5, True, [], {}, "\ud83d", b"user")
+BAD_PARTS: tuple[Any, ...] = (None, "x", 5, {}, {"type": "text"}, True)
+NO_PARTS: tuple[Any, ...] = (None, "x", 5, [], {}, {"type": None}, {"type": 5}, {"text": "x"})
 ILL_FORMED: list[tuple[Any, str]] = [
     (None, "message"),
     ([], "message"),
@@ -50,16 +58,12 @@ ILL_FORMED: list[tuple[Any, str]] = [
     (7, "message"),
     ({}, "id"),
     ({"role": "user", "parts": []}, "id"),
-    *(({"id": wrong, "role": "user", "parts": []}, "id")
-      for wrong in ("", None, 5, True, 1.5, [], {}, b"x", "\ud800", "a\udfff", "\udca5\ud83d")),
+    *(({"id": wrong, "role": "user", "parts": []}, "id") for wrong in BAD_IDS),
     ({"id": "a", "parts": []}, "role"),
-    *(({"id": "a", "role": wrong, "parts": []}, "role")
-      for wrong in (None, 5, True, [], {}, "\ud83d", b"user")),
+    *(({"id": "a", "role": wrong, "parts": []}, "role") for wrong in BAD_ROLES),
     ({"id": "a", "role": "user"}, "parts"),
-    *(({"id": "a", "role": "user", "parts": wrong}, "parts")
-      for wrong in (None, "x", 5, {}, {"type": "text"}, True)),
-    *((holding("a", {"type": "text", "text": "x"}, wrong), r"parts\[1\]")
-      for wrong in (None, "x", 5, [], {}, {"type": None}, {"type": 5}, {"text": "x"})),
+    *(({"id": "a", "role": "user", "parts": wrong}, "parts") for wrong in BAD_PARTS),
+    *((holding("a", {"type": "text", "text": "x"}, wrong), r"parts\[1\]") for wrong in NO_PARTS),
 ]  # fmt: skip
 
 
@@ -109,7 +113,9 @@ async def test_an_import_needs_a_parent_that_can_be_one(tmp_path: Path, parent: 
 
 
 # Row: any id beginning `compaction_` is dropped without a word.
-@pytest.mark.parametrize("name", ["compaction_", "compaction_x", "compaction_\x00", "compaction_1-2"])
+@pytest.mark.parametrize(
+    "name", ["compaction_", "compaction_x", "compaction_\x00", "compaction_1-2"]
+)
 @pytest.mark.parametrize("write", ["append", "append as client", "batch", "update", "upsert"])
 async def test_an_id_like_an_overlay_s_is_refused(tmp_path: Path, write: str, name: str) -> None:
     async with opened(tmp_path) as talk:
@@ -175,13 +181,19 @@ async def test_a_reasoning_part_keeps_a_text_in_reasoning(
 @pytest.mark.parametrize("text", ["", " ", "\n\t", "\ufeff", "\u2003\u3000", None, 5, [], {}])
 async def test_a_blank_reasoning_part_is_dropped(tmp_path: Path, text: Any) -> None:
     keys: tuple[dict[str, Any], ...] = ({"text": text}, {"reasoning": text}, {})
+    mores: tuple[dict[str, Any], ...] = (
+        {},
+        {"providerMetadata": {}},
+        {"providerMetadata": {"openai": {"itemId": 1}}},
+    )
     async with opened(tmp_path) as talk:
         for number, key in enumerate(keys):
-            for more in ({}, {"providerMetadata": {}}, {"providerMetadata": {"openai": {"itemId": 1}}}):
-                message = holding(f"{number}{len(more)}{more}", {"type": "reasoning", **key, **more})
-                if isinstance(text, str) or text is None or "text" in key:
-                    assert (await talk.session.append_message(message)).message["parts"] == []
-        kept = holding("kept", {"type": "reasoning", "text": "", "providerMetadata": {"a": {"s": 1}}})
+            for more in mores:
+                message = holding(f"{number}{more}", {"type": "reasoning", **key, **more})
+                assert (await talk.session.append_message(message)).message["parts"] == []
+        kept = holding(
+            "kept", {"type": "reasoning", "text": "", "providerMetadata": {"a": {"s": 1}}}
+        )
         assert (await talk.session.append_message(kept)).message is kept
 
 
@@ -190,7 +202,7 @@ async def test_a_blank_reasoning_part_is_dropped(tmp_path: Path, text: Any) -> N
 async def test_openai_metadata_that_is_no_object_is_kept(
     tmp_path: Path, openai: Any, key: str
 ) -> None:
-    part = {"type": "text", key: {"openai": openai, "other": {"itemId": 1}}, "text": "x"}
+    part: Any = {"type": "text", key: {"openai": openai, "other": {"itemId": 1}}, "text": "x"}
     message = holding("m", part, {"type": "tool-x", key: {"openai": openai}, "input": 1})
     async with opened(tmp_path) as talk:
         assert (await talk.session.append_message(message)).message is message
@@ -198,15 +210,20 @@ async def test_openai_metadata_that_is_no_object_is_kept(
 
 
 async def test_only_two_keys_are_dropped_and_all_else_stays_in_order(tmp_path: Path) -> None:
-    openai = {"z": 1, "itemId": "i", "a": {"itemId": 2}, "reasoningEncryptedContent": "r", "b": None}
+    openai = {
+        "z": 1,
+        "itemId": "i",
+        "a": {"itemId": 2},
+        "reasoningEncryptedContent": "r",
+        "b": None,
+    }
     part = {"type": "text", "text": "x", "providerMetadata": {"x": {"itemId": 3}, "openai": openai}}
-    message = {"zz": {"itemId": 4}, **holding("m", part), "metadata": {"openai": openai}}
+    message: Message = {"zz": {"itemId": 4}, **holding("m", part), "metadata": {"openai": openai}}
     async with opened(tmp_path) as talk:
         given = written(message)
         await talk.session.append_message(message)
         assert written(message) == given, "what was passed in is not touched"
-        stored = await talk.session.get_message("m")
-        assert stored is not None
+        stored: Message = await talk.session.get_message("m")
         assert list(stored) == list(message)
         kept = stored["parts"][0]["providerMetadata"]
         assert kept["openai"] == {"z": 1, "a": {"itemId": 2}, "b": None}
@@ -246,7 +263,9 @@ async def test_what_is_not_json_is_a_type_error_that_names_the_place(
         await talk.session.append_message(said("a"))
         await talk.session.search("anything")
         for wrong, _ in NOT_JSON:
-            tool = holding("a", {"type": "text", "text": "x"}, {"type": "tool-x", "output": [0, wrong]})
+            tool = holding(
+                "a", {"type": "text", "text": "x"}, {"type": "tool-x", "output": [0, wrong]}
+            )
             place = r"parts\[1\]\.output\[1\]"
             await assert_refused(talk, WRITES[write], tool, TypeError, place)
             await assert_refused(
@@ -260,15 +279,35 @@ NUMBERS = (
     0, -1, 2**53 + 1, 2**63 - 1, 2**63, 2**64, -(2**64) - 1, 10**40, -(10**400), 0.1, -0.5, 1e300,
     5e-324, 1.0, -0.0,
 )  # fmt: skip
-STRINGS = ("", "\x00", "\ud83d", "\udca5", "a\ud800b", "\U0001f4a5", "\u2028", '"\\/\b\f\n\r\t', "\x7f")
+STRINGS = (
+    "",
+    "\x00",
+    "\ud83d",
+    "\udca5",
+    "a\ud800b",
+    "\U0001f4a5",
+    "\u2028",
+    '"\\/\b\f\n\r\t',
+    "\x7f",
+)
 
 
 async def test_numbers_and_strings_of_every_kind_are_kept(tmp_path: Path) -> None:
     nested: Any = "leaf"
     for _ in range(3_000):
         nested = [nested]
-    values = [*NUMBERS, *STRINGS, True, False, None, {}, [], {"": ""}, {"\ud83d": "\udca5"}]
-    message = said("m", values[16], metadata={"values": values}, plain=values)
+    values: list[Any] = [
+        *NUMBERS,
+        *STRINGS,
+        True,
+        False,
+        None,
+        {},
+        [],
+        {"": ""},
+        {"\ud83d": "\udca5"},
+    ]
+    message = said("m", STRINGS[1], metadata={"values": values}, plain=values)
     deep = holding("deep", {"type": "data-x", "data": nested})
     async with opened(tmp_path) as talk:
         await talk.session.append_message(message)

@@ -1,6 +1,7 @@
 """Better than the reference: deep paths, long deletions, cycles, reads while the tree changes."""
 
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -93,19 +94,21 @@ async def test_no_write_makes_a_message_its_own_ancestor(
         session = talk.session
         names = [f"m{i}" for i in range(length)]
         # The first message is missing: its child names it as parent already.
-        rows = [(said(name), parent, 1) for parent, name in zip(names, names[1:], strict=False)]
+        rows = [(said(name), parent, 1) for parent, name in pairwise(names)]
         await session.import_messages(rows)
         before, events = talk.counts(), len(talk.events)
         closing, parent = said(names[0]), names[-1]
-        with pytest.raises(ValueError, match="ancestor|itself"):
-            if how == "import" or length == 1:
-                await session.import_message(closing, parent_id=parent, created_at=1)
-            elif how == "append":
-                await session.append_message(closing)
-            elif how == "upsert":
-                await session.upsert_message(closing, parent_id=parent)
-            else:
-                await session.append_messages([said("other"), closing])
+        writing: Any
+        if how == "import" or length == 1:
+            writing = session.import_message(closing, parent_id=parent, created_at=1)
+        elif how == "append":
+            writing = session.append_message(closing)
+        elif how == "upsert":
+            writing = session.upsert_message(closing, parent_id=parent)
+        else:
+            writing = session.append_messages([said("other"), closing])
+        with pytest.raises(ValueError, match="ancestor"):
+            await writing
         assert talk.counts() == before
         assert len(talk.events) == events
         await session.import_message(closing, parent_id=None, created_at=1)
@@ -114,7 +117,7 @@ async def test_no_write_makes_a_message_its_own_ancestor(
 
 async def test_an_import_of_a_whole_cycle_writes_nothing(tmp_path: Path) -> None:
     async with opened(tmp_path) as talk:
-        with pytest.raises(ValueError, match="ancestor|itself"):
+        with pytest.raises(ValueError, match="ancestor"):
             await talk.session.import_messages(
                 [(said("a"), "c", 1), (said("b"), "a", 1), (said("c"), "b", 1)]
             )

@@ -17,6 +17,7 @@ import pytest
 from sessions_actor import open_object
 from tests.conformance.host import ConformanceObject, compaction_json
 from tests.conformance.scenario import ANY, differences
+from tests.conformance.support import holding, image, said
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CHAT = "cf_ai_chat_agent_messages"
@@ -145,14 +146,10 @@ async def test_the_index_of_a_real_file_goes_on_working(copied: Any) -> None:
             return [hit.id for hit in await session.search(query)]
 
         assert await found("deployment") == want["search_deploy"]
-        await session.append_message(
-            {"id": "new", "role": "user", "parts": [{"type": "text", "text": "Deployment zorbium"}]}
-        )
+        await session.append_message(said("new", "Deployment zorbium"))
         assert await found("zorbium") == ["new"]
         assert "new" in await found("deployment")
-        await session.update_message(
-            {"id": "u2", "role": "user", "parts": [{"type": "text", "text": "All is well"}]}
-        )
+        await session.update_message(said("u2", "All is well"))
         assert await found("code 137") == []
         assert await found("all is well") == ["u2"]
         await session.delete_messages(["a1", "new"])
@@ -163,8 +160,7 @@ async def test_the_index_of_a_real_file_goes_on_working(copied: Any) -> None:
 
 async def test_a_real_file_takes_writes_and_keeps_them(copied: Any) -> None:
     path = copied("durable-object")
-    image = {"type": "file", "mediaType": "image/png", "url": "data:image/png;base64,bmV3"}
-    message = {"id": "new", "role": "user", "parts": [image, {"type": "text", "text": "z" * 10**7}]}
+    message = holding("new", image("bmV3"), {"type": "text", "text": "z" * 10**7})
     async with opened(path) as target:
         before = await target.session.get_history()
         result = await target.session.append_message(message)
@@ -195,7 +191,9 @@ async def test_deleting_the_last_message_with_a_payload_frees_a_real_one(copied:
 async def test_legacy_sessions_are_lifted_row_by_row(copied: Any) -> None:
     path = copied("legacy-sessions")
     source = apsw.Connection(str(path))
-    columns = "id, session_id, parent_id, role, content, CAST(strftime('%s', created_at) AS INTEGER)"
+    columns = (
+        "id, session_id, parent_id, role, content, CAST(strftime('%s', created_at) AS INTEGER)"
+    )
     query = f"SELECT {columns} FROM assistant_messages ORDER BY created_at, rowid"
     old = list(source.execute(query))
     source.close()
@@ -234,7 +232,7 @@ async def test_legacy_sessions_are_lifted_row_by_row(copied: Any) -> None:
 
 async def test_a_lifted_file_goes_on_and_is_lifted_once(copied: Any) -> None:
     path = copied("legacy-sessions")
-    new = {"id": "new", "role": "user", "parts": [{"type": "text", "text": "and on"}]}
+    new = said("new", "and on")
     async with opened(path) as target:
         await target.session.append_message(new)
         before = [row async for row in target.session.history_rows()]
@@ -254,7 +252,9 @@ async def test_a_row_that_cannot_be_parsed_keeps_its_table(copied: Any) -> None:
             assert texts(history) == [f"chat message {i}" for i in range(4)]
             rows = [row async for row in target.session.history_rows()]
             assert [row.parent_id for row in rows] == [None, "c0", "c1", "c2"]
-            assert [row.created_at for row in rows] == [1_769_940_000_000 + i * 1000 for i in range(4)]
+            assert [row.created_at for row in rows] == [
+                1_769_940_000_000 + i * 1000 for i in range(4)
+            ]
         assert CHAT in tables(path)
     source = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     assert source.execute(f"SELECT COUNT(*) FROM {CHAT}").fetchall() == [(5,)]
@@ -290,8 +290,8 @@ async def test_a_row_that_arrived_differently_keeps_its_table(copied: Any) -> No
     source = apsw.Connection(str(path))
     source.execute("CREATE TABLE assistant_messages (id TEXT PRIMARY KEY, session_id TEXT,"
                    " parent_id TEXT, role TEXT, content TEXT, created_at DATETIME)")  # fmt: skip
-    source.execute("INSERT INTO assistant_messages VALUES ('m0', '', NULL, 'user', ?, '2026-01-01')",
-                   ('{"id": "m0", "role": "user", "parts": []}',))  # fmt: skip
+    values = ("m0", "", None, "user", '{"id": "m0", "role": "user", "parts": []}', "2026-01-01")
+    source.execute("INSERT INTO assistant_messages VALUES (?, ?, ?, ?, ?, ?)", values)
     source.execute("DELETE FROM sessions_actor_kv WHERE key = 'cf_agents:sessions_schema_version'")
     source.close()
     async with opened(path) as target:

@@ -8,7 +8,6 @@ import asyncio
 import base64
 import resource
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -218,8 +217,9 @@ async def test_every_row_is_reachable_from_some_root(tmp_path: Path) -> None:
         await grow(talk, 12)
         for i in range(0, 12, 2):
             await session.append_message(said(f"again{i}"), parent_id=f"m{i}")
+        bad: Message = {"id": "bad", "role": "assistant"}
         with pytest.raises(ValueError, match="parts"):
-            await session.append_messages([said("half"), {"id": "bad", "role": "assistant"}])
+            await session.append_messages([said("half"), bad])
         await session.delete_messages(["m3", "m4", "again6", "m0", "m11"])
         rows = {row.message["id"]: row.parent_id async for row in session.history_rows()}
         assert "half" not in rows
@@ -249,17 +249,18 @@ async def test_an_edit_keeps_what_follows(tmp_path: Path, how: str) -> None:
 
 
 # 20. Large messages of every kind.
+ROWS = [{"row": i, "v": "x"} for i in range(90_000)]
+PIXELS = "data:image/png;base64," + base64.b64encode(bytes(4_000_000)).decode()
 LARGE: dict[str, Message] = {
     "text": said("m", "0123456789" * 250_000),
     "metadata": said("m", metadata={"blob": "\u65e5" * 1_000_000}),
     "parts": holding("m", *[{"type": "text", "text": f"part {i}"} for i in range(10_000)]),
-    "output": holding("m", {"type": "tool-x", "output": [{"row": i, "v": "x"} for i in range(90_000)]}),
-    "image": holding("m", {"type": "file", "mediaType": "image/png",
-                           "url": "data:image/png;base64," + base64.b64encode(bytes(4_000_000)).decode()}),
-    "key": said("m", **{"k" * 2_000_000: 1}),
+    "output": holding("m", {"type": "tool-x", "output": ROWS}),
+    "image": holding("m", {"type": "file", "mediaType": "image/png", "url": PIXELS}),
+    "key": {**said("m"), "k" * 2_000_000: 1},
     "id": said("i" * 2_000_000),
     "role": said("m", role="r" * 2_000_000),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", LARGE)
@@ -305,12 +306,13 @@ async def test_a_large_history_starts_and_reads_within_bounds(
     async with opened(path) as talk:
         for i in range(count):
             await talk.session.append_message(said(f"m{i}", chr(97 + i % 26) * 1_000_000))
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(path)],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    returned, truncated, streamed, recent_mib, stream_mib = done.stdout.split()
-    assert (int(returned), truncated, int(streamed)) == (8, "True", count)
+    measuring = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", MEASURE, str(path), cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    told, _ = await measuring.communicate()
+    returned, truncated, streamed, recent_mib, stream_mib = told.decode().split()
+    assert (int(returned), truncated) == (8, "True")
+    assert int(streamed) == count
     assert float(recent_mib) <= 8 + 32
     assert float(stream_mib) <= 64
 
@@ -319,7 +321,9 @@ async def test_a_large_history_starts_and_reads_within_bounds(
 ODD: list[Message] = [
     said("a", "\ud83d"),
     said("b", "x \udca5 kiwi"),
-    holding("c", {"type": "tool-x", "toolCallId": "\ud83d", "output": {"\ud83d": ["\udca5", 10**40]}}),
+    holding(
+        "c", {"type": "tool-x", "toolCallId": "\ud83d", "output": {"\ud83d": ["\udca5", 10**40]}}
+    ),
     said("d", "kiwi", metadata={"n": -(2**64), "s": "\ud83d"}),
     said("e", "\ud83d\ude80 \ud83d"),
     {**said("f"), "\udfff": 2**70},
@@ -335,7 +339,8 @@ async def test_half_an_emoji_and_huge_integers_are_stored_whole(
             await talk.session.search("anything")
         for message in ODD:
             assert (await talk.session.append_message(message)).inserted
-            await talk.session.update_message({**message, "edited": True})
+            edited: Message = {**message, "edited": True}
+            await talk.session.update_message(edited)
             await talk.session.update_message(message)
         for wrong in ("\ud83d", "a\udca5"):
             with pytest.raises(ValueError, match="id"):

@@ -91,7 +91,7 @@ def parts(draw: st.DrawFn) -> dict[str, Any]:
         part = {"type": "reasoning", draw(st.sampled_from(["text", "reasoning"])): draw(texts)}
         return part | draw(st.sampled_from([{}, {"providerMetadata": {}}, {"state": "done"}]))
     if kind == 5:
-        metadata = draw(st.sampled_from([
+        metadata: Any = draw(st.sampled_from([
             {"openai": {"itemId": "i"}}, {"openai": {"itemId": "i", "k": 1}}, {"openai": "x"},
             {"other": {"itemId": "i"}}, {"openai": {"k": 1}}, None, [],
         ]))  # fmt: skip
@@ -129,7 +129,9 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
         body["createdAt"] = draw(scalars)
     if draw(st.integers(0, 59)) == 0:
         unit = draw(st.sampled_from(["long ", "\u65e5", "\U0001f4a5", "\\\n"]))
-        body["parts"].append({"type": "text", "text": unit * draw(st.sampled_from([400_000, 800_000]))})
+        body["parts"].append(
+            {"type": "text", "text": unit * draw(st.sampled_from([400_000, 800_000]))}
+        )
     return body
 
 
@@ -143,7 +145,8 @@ messages = st.builds(_with_id, st.sampled_from(IDS + OWN_OVERLAYS), bodies())
 wrong_messages = st.one_of(
     st.builds(_with_id, st.sampled_from(BAD_IDS), bodies()),
     st.sampled_from([
-        None, 5, [], "a", {}, {"id": "a"}, {"id": "a", "role": "user"}, {"role": "user", "parts": []},
+        None, 5, [], "a", {}, {"id": "a"}, {"id": "a", "role": "user"},
+        {"role": "user", "parts": []},
         {"id": "a", "role": 5, "parts": []}, {"id": "a", "role": None, "parts": []},
         {"id": "a", "role": "\ud800", "parts": []}, {"id": "a", "role": "user", "parts": "x"},
         {"id": "a", "role": "user", "parts": [None]}, {"id": "a", "role": "user", "parts": [{}]},

@@ -12,7 +12,8 @@ from typing import Any
 from sessions_actor.records import LEAF, ChangeEvent, Compaction, CompactResult
 from tests.conformance.host import event_json
 from tests.property import model
-from tests.property.model import OMITTED, text_of
+from tests.property.model import OMITTED
+from tests.property.model_content import check, is_text, message_tokens, row_bytes, text_of
 
 CREATED_MS_MIN = 1_700_000_000_000
 
@@ -32,7 +33,7 @@ class Operation:
 
 
 def resolve(value: Any, session: model.Session) -> Any:
-    """Replace the placeholder of an overlay's id by the id of an overlay the session has."""
+    """Replace the stand-in for an overlay's id by the id of an overlay the session has."""
     if isinstance(value, str) and value.startswith("compaction_#"):
         index = int(value[len("compaction_#") :])
         if index < len(session.overlays):
@@ -250,7 +251,7 @@ class Predicted:
     def append_all(session: Any, emit: Emit, told: Any, messages: list[Any]) -> Any:
         """Append several: all are checked before the first is written."""
         for message in messages:
-            model.check(message)
+            check(message)
         results = [
             Predicted.append(session, lambda *_, **__: None, told, message, OMITTED, "server")
             for message in messages
@@ -271,7 +272,7 @@ class Predicted:
     @staticmethod
     def upsert(session: Any, emit: Emit, told: Any, message: Any, parent: Any, source: str) -> Any:
         """Append or replace."""
-        model.check(message)
+        check(message)
         if session.row(message["id"]) is None:
             return Predicted.append(session, emit, told, message, parent, source)
         now = Predicted.update(session, emit, told, message, source)
@@ -308,7 +309,7 @@ class Predicted:
         session: Any, emit: Emit, told: Any, summary: str, start: str, end: str
     ) -> Any:
         """Store an overlay."""
-        if not all(map(model.is_text, (summary, start, end))):
+        if not all(map(is_text, (summary, start, end))):
             raise ValueError("compaction")
         overlay = _learn(session, told)
         assert (overlay.summary, overlay.start, overlay.end) == (summary, start, end)
@@ -355,7 +356,7 @@ class Predicted:
     @staticmethod
     def recent(session: Any, emit: Emit, told: Any, budget: float, leaf_id: Any) -> Any:
         """Read the recent window."""
-        sizes = [model.row_bytes(row.message) for row in session.path(leaf_id)]
+        sizes = [row_bytes(row.message) for row in session.path(leaf_id)]
         messages, truncated = session.recent(budget, leaf_id, sizes)
         return [messages, truncated, sum(sizes)]
 
@@ -366,8 +367,8 @@ class Predicted:
             [
                 row.id,
                 row.message["role"],
-                model.row_bytes(row.message),
-                model.message_tokens(row.message),
+                row_bytes(row.message),
+                message_tokens(row.message),
             ]
             for row in session.path(leaf_id)
         ]

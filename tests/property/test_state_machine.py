@@ -189,7 +189,9 @@ class TwoSessions(Machine):
 
     names: ClassVar = ("", "drafts")
 
-    @rule(first=st.lists(drawing.anything, max_size=4), second=st.lists(drawing.anything, max_size=4))
+    @rule(
+        first=st.lists(drawing.anything, max_size=4), second=st.lists(drawing.anything, max_size=4)
+    )
     def both(self, first: list[Operation], second: list[Operation]) -> None:
         """Run some operations on each, side by side."""
         self.runner.run(self._both(first, second))

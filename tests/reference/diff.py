@@ -15,15 +15,15 @@ import sys
 import tempfile
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 from sessions_actor import open_object
 from tests.conformance.host import ConformanceObject
 from tests.conformance.operations import Conversation, LocalHost
-from tests.conformance.scenario import Answer, differences, normalize
-from tests.reference.client import ReferenceClient
+from tests.conformance.scenario import Adapter, Answer, differences, normalize
+from tests.reference.client import ReferenceClient, ReferenceConversation
 from tests.reference.kinds import KINDS, Seen, kind_of
 from tests.reference.server import ReferenceServer, missing_tool
 from tests.reference.steps import RISKS, Drawn, Episode
@@ -39,7 +39,7 @@ PLACE = re.compile(r"<<(\d+)>>")
 class Side:
     """One implementation in one episode: it knows the ids it has made itself."""
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: Adapter) -> None:
         self.target = target
         self.made: list[str] = []
 
@@ -61,17 +61,6 @@ class Side:
         return self.made[index] if index < len(self.made) else f"unknown-{index}"
 
 
-class ReferenceObject:
-    """One object of the reference."""
-
-    def __init__(self, client: ReferenceClient, name: str) -> None:
-        self.client, self.name = client, name
-
-    async def call(self, op: str, args: list[Any], session: str) -> Answer:
-        """Run one operation."""
-        return self.client.call(self.name, op, args, session)
-
-
 class Unaccounted(Exception):
     """A difference of no known kind."""
 
@@ -79,9 +68,8 @@ class Unaccounted(Exception):
 class Run:
     """A differential run: episodes until the steps are done."""
 
-    def __init__(self, client: ReferenceClient, seed: int, folder: Path) -> None:
-        self.client, self.seed, self.folder = client, seed, folder
-        self.name = uuid.uuid4().hex
+    def __init__(self, reference: Callable[[str], Adapter], seed: int, folder: Path) -> None:
+        self.reference, self.seed, self.folder = reference, seed, folder
         self.steps = self.episodes = 0
         self.kinds: Counter[str] = Counter()
 
@@ -105,7 +93,7 @@ class Run:
                 open_object(ConformanceObject, name="diff", path=path)
             )
             ours = Side(Conversation(LocalHost(mine)))
-            theirs = Side(ReferenceObject(self.client, f"{self.name}-{number}"))
+            theirs = Side(self.reference(f"diff-{uuid.uuid4()}"))
             for index in range(steps):
                 step = episode.next()
                 self.steps += 1
@@ -135,7 +123,9 @@ class Run:
         self, step: Drawn, reference: Answer, own: Answer, episode: Episode, place: str
     ) -> str:
         """Say what differs and how to see it again."""
-        lines = [f"step {place} {step.op} in session {step.session!r}, risks {sorted(episode.risks)}"]
+        lines = [
+            f"step {place} {step.op} in session {step.session!r}, risks {sorted(episode.risks)}"
+        ]
         lines.append(f"  args {json.dumps(step.args)[:SHOWN_UNITS]}")
         for where, want, got in differences(reference, own, {})[:6]:
             lines.append(f"  at {where or '/'}")
@@ -161,7 +151,7 @@ async def run(base: str, steps: int, seed: int, first: int = 0) -> Run:
     """
     client = ReferenceClient(base)
     with tempfile.TemporaryDirectory(prefix="reference-diff-") as folder:
-        made = Run(client, seed, Path(folder))
+        made = Run(lambda name: ReferenceConversation(client, name), seed, Path(folder))
         try:
             await made.go(steps, first)
         except Unaccounted as error:

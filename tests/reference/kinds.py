@@ -84,7 +84,9 @@ def _charged(seen: Seen) -> bool:
     if seen.step.op != "getHistoryRowStats" or len(ours) != len(theirs):
         return False
     pairs = list(zip(theirs, ours, strict=True))
-    return all({**a, "bytes": 0} == {**b, "bytes": 0} and a["bytes"] <= b["bytes"] for a, b in pairs)
+    return all(
+        {**a, "bytes": 0} == {**b, "bytes": 0} and a["bytes"] <= b["bytes"] for a, b in pairs
+    )
 
 
 def _leaked(seen: Seen) -> bool:
@@ -152,7 +154,9 @@ def _recent(seen: Seen) -> bool:
         return False
 
     def size(value: Any) -> int:
-        texts = [json.dumps(m, ensure_ascii=False, separators=(",", ":")) for m in value["messages"]]
+        texts = [
+            json.dumps(m, ensure_ascii=False, separators=(",", ":")) for m in value["messages"]
+        ]
         return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
 
     budget = seen.step.args[0]

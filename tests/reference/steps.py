@@ -14,7 +14,18 @@ Message = dict[str, Any]
 
 IDS = ("a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "\u00e9", "x\x00y", "0", "__proto__")
 SESSIONS = ("", "drafts")
-WORDS = ("kiwi", "mango", "zorb", "Running", "runs", "deployment", "failed", "caf\u00e9", "42", "C++")
+WORDS = (
+    "kiwi",
+    "mango",
+    "zorb",
+    "Running",
+    "runs",
+    "deployment",
+    "failed",
+    "caf\u00e9",
+    "42",
+    "C++",
+)
 ODD_TEXTS = ("", " ", "\n", "\x00", "\ud83d", "\U0001f4a5", "\u2028", '"\\', "\ufeff", "a" * 500)
 QUERIES = ("kiwi", "mango zorb", "run", "deployment failed", "42", "cafe", "C++", '"', "*", "NEAR(")
 TYPES = ("image/png", "application/pdf", "audio/wav", "text/plain")
@@ -104,7 +115,11 @@ class Episode:
             return self.rng.choice(ODD_TEXTS)
         words = [self.rng.choice(WORDS) for _ in range(self.rng.randint(1, 6))]
         if self.risk("cjk"):
-            words.append(self.rng.choice(("\u6771\u4eac\u30bf\u30ef\u30fc", "\u6771\u4eac", "gen\u6f22\u5b57x")))
+            words.append(
+                self.rng.choice(
+                    ("\u6771\u4eac\u30bf\u30ef\u30fc", "\u6771\u4eac", "gen\u6f22\u5b57x")
+                )
+            )
         return " ".join(words)
 
     def media(self) -> dict[str, Any]:
@@ -121,7 +136,9 @@ class Episode:
             if self.rng.random() < 0.3:
                 return {"mediaType": "application/sql", "data": self.rng.choice(("SELECT", "YES1"))}
         if self.risk("pointer"):
-            digest = self.rng.choice(("0" * 64, "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"))
+            digest = self.rng.choice(
+                ("0" * 64, "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881")
+            )
             return {"mediaType": kind, "url": f"attachment:sha256:{digest}"}
         if self.rng.random() < 0.3:
             return {"mediaType": kind, "data": text}
@@ -144,8 +161,15 @@ class Episode:
         if kind == 7:
             return {"type": "file", "filename": "f", **self.media()}
         if kind == 8:
-            output = self.rng.choice((self.text(), {"a": [1, None, True]}, self.media(), [self.media()]))
-            return {"type": "tool-x", "toolCallId": f"t{self.rng.random()}", "input": {"q": 1}, "output": output}
+            output = self.rng.choice(
+                (self.text(), {"a": [1, None, True]}, self.media(), [self.media()])
+            )
+            return {
+                "type": "tool-x",
+                "toolCallId": f"t{self.rng.random()}",
+                "input": {"q": 1},
+                "output": output,
+            }
         if kind == 9:
             return {"type": "text", "text": "x", "providerMetadata": {"openai": {"itemId": "i"}}}
         if kind == 10:
@@ -187,7 +211,9 @@ class Episode:
         message: Message = {"id": self.id(), "role": role, "parts": parts}
         if self.rng.random() < 0.2:
             keys = self.rng.sample(("channel", "turnMetadata", "k", ""), 2)
-            message["metadata"] = self.rng.choice((None, {k: self.text() for k in keys}, {}, [1], "s"))
+            message["metadata"] = self.rng.choice(
+                (None, {k: self.text() for k in keys}, {}, [1], "s")
+            )
         return message
 
     # --------------------------------------------------------------------------------- operations
@@ -230,7 +256,10 @@ class Episode:
     def delete(self) -> list[Any]:
         """Delete."""
         count = self.rng.choice((0, 1, 1, 2, 4))
-        return ["deleteMessages", [self.rng.choice((*IDS, "?", self.overlay_id())) for _ in range(count)]]
+        return [
+            "deleteMessages",
+            [self.rng.choice((*IDS, "?", self.overlay_id())) for _ in range(count)],
+        ]
 
     def imports(self) -> list[Any]:
         """Import, as a root, unless parents that may be missing are a risk to take."""
@@ -250,7 +279,11 @@ class Episode:
 
     def summariser(self) -> list[Any]:
         """Install a compact function."""
-        return ["onCompaction", self.rng.choice(("SUM", " ", "T")), self.rng.choice((1, 20, 60, 200))]
+        return [
+            "onCompaction",
+            self.rng.choice(("SUM", " ", "T")),
+            self.rng.choice((1, 20, 60, 200)),
+        ]
 
     def compact(self) -> list[Any]:
         """Compact, or read the prompt of the last time."""

@@ -1,6 +1,7 @@
 """One activation, served: frames, tickets, windows, seal and end. A real file, no Ray."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,13 @@ class Host(DurableObject):
         await self.release.wait()
         self.finished = True
         return "released"
+
+    async def stubborn(self) -> None:
+        """Go on although it was cancelled, and write."""
+        while not self.release.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.release.wait()
+        await self.storage.put("late", 1)
 
     async def echo(self, value: Any) -> Any:
         """Give back what was given."""
@@ -185,6 +193,16 @@ async def test_a_seal_cuts_short_what_takes_longer(hosted: Hosted) -> None:
     await hosted.seal(0.02)
     assert (await hosted.remains.collect(slow.data.decode(), 1)).tag == wire.CUT
     assert not hosted.host.finished  # type: ignore[attr-defined]
+
+
+async def test_what_goes_on_after_the_end_is_not_acknowledged(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sessions_actor.hosted.CANCEL_WAIT_S", 0.05)
+    (slow,) = await hosted.serve(3, [call("stubborn")])
+    await hosted.end()
+    hosted.host.release.set()  # type: ignore[attr-defined]
+    assert (await hosted.remains.collect(slow.data.decode(), 5)).tag == wire.CUT
 
 
 async def test_only_the_idle_yield_unless_it_is_their_turn(hosted: Hosted) -> None:

@@ -448,6 +448,17 @@ async def test_writers_wait_through_a_migration(world: World) -> None:
     assert await ids(session) == written
 
 
+async def test_many_migrations_at_once_do_not_starve_each_other(world: World) -> None:
+    life = await world.start(max_active=4, capacity_wait_s=5)
+    names = [f"c{i}" for i in range(8)]
+    for name in names:
+        await life.get(name).append_message(message("m"))
+    reports = await asyncio.gather(*map(life.relocation.migrate, names))
+    assert [report.messages for report in reports] == [1] * 8
+    for name in names:
+        assert await ids(life.get(name)) == ["m"]
+
+
 async def test_an_unknown_node_is_named(world: World) -> None:
     life = await world.start()
     await life.get("alice").append_message(message("m"))
