@@ -15,7 +15,9 @@ from .messages import SessionMessage
 Message = dict[str, Any]
 """A message as code that builds or reads any key of it sees it."""
 
-ChangeType = Literal["append", "update", "delete", "clear", "compact", "import", "compaction"]
+ChangeType = Literal[
+    "append", "update", "delete", "clear", "compact", "import", "compaction", "gap"
+]
 
 _ISO = re.compile(r"(\d{4}|[+-]\d{6})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)\.(\d{3})Z", re.ASCII)
 _DAY_MS = 86_400_000

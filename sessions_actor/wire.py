@@ -21,7 +21,6 @@ from .records import (
     LEAF,
     AppendResult,
     ChangeEvent,
-    ChangeType,
     Compaction,
     CompactResult,
     RowStat,
@@ -36,7 +35,7 @@ OK, ERROR, WAITING, CUT = 0, 1, 2, 3
 READ_WINDOW, FOLLOW_CHANGES, CALL = "#window", "#follow", "#call"
 LIST_SESSIONS, VERIFY = "#sessions", "#verify"
 
-GAP: Final = cast(ChangeType, "gap")
+GAP: Final = "gap"
 """Type of the event that stands where a change feed may have lost some: read again."""
 
 
