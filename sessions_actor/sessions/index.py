@@ -18,6 +18,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from functools import partial
+from operator import itemgetter
 from typing import Any, cast
 
 from ..codec import loads
@@ -37,6 +38,11 @@ _CROWDED = 1 << 62  # above: rows of damaged files, whose `seq` is taken or no p
 _BUILD_BYTES = 2 * MIB
 _BUILD_ROWS = 2000
 _SMALL_BYTES = WINDOW_BYTES_MAX // WINDOW_ROWS_MAX
+
+IndexRow = tuple[int, str, str, str, str]
+_INSERT = (
+    f"INSERT INTO {schema.INDEX} (rowid, id, session_id, role, content) VALUES (?, ?, ?, ?, ?)"
+)
 
 _CJK = re.compile(
     "(["
@@ -129,14 +135,7 @@ class Index:
                 return
             self._db.execute(f"DELETE FROM {schema.INDEX} WHERE rowid = ?", (rowid,))
         if text:
-            self._insert(rowid, session_id, message_id, role, text)
-
-    def _insert(self, rowid: int, session_id: str, message_id: str, role: str, text: str) -> None:
-        self._db.execute(
-            f"INSERT INTO {schema.INDEX} (rowid, id, session_id, role, content)"
-            " VALUES (?, ?, ?, ?, ?)",
-            (rowid, message_id, session_id, role, text),
-        )
+            self._db.execute(_INSERT, (rowid, message_id, session_id, role, text))
 
     def remove(self, session_id: str, message_ids: Iterable[str]) -> None:
         """Drop messages that are about to be deleted."""
@@ -263,7 +262,7 @@ class Index:
     ) -> int | None:
         """Index the next rows; returns where to go on, None at the end of the session."""
         size, done = 0, place
-        taken = self._rowids(session_id, ids)
+        taken, rows = self._rowids(session_id, ids), list[IndexRow]()
         for window in windows(ids, WINDOW_ROWS_MAX):
             texts = self._store.small_texts(session_id, [id_ for _, id_ in window], _SMALL_BYTES)
             for seq, message_id in window:
@@ -276,10 +275,11 @@ class Index:
                 message = parse(text or b"")
                 if message is not None:
                     size += len(text or b"")
-                    self._add(session_id, seq, message_id, role, message, taken)
+                    self._add(session_id, seq, message_id, role, message, taken, rows)
             else:
                 continue
             break
+        self._db.executemany(_INSERT, rows)
         self._built_seqs[session_id] = done
         self._built_to = (session_id, done)
         self._save()
@@ -304,14 +304,18 @@ class Index:
         role: str,
         message: SessionMessage,
         taken: set[int],
+        rows: list[IndexRow],
     ) -> None:
+        """Index one message of a window, or note its row for the end of the window."""
         text = searchable(message_texts(message)[1])
         rowid = self._rowid(session_id, seq)
         if rowid is None or rowid in taken:
+            self._db.executemany(_INSERT, rows)
+            rows.clear()
             self._put(session_id, message_id, role, text)
         elif text:
             taken.add(rowid)
-            self._insert(rowid, session_id, message_id, role, text)
+            rows.append((rowid, message_id, session_id, role, text))
 
     def _end_build(self) -> None:
         self._built_to = None
@@ -326,19 +330,8 @@ class Index:
         Equal matches come in the order of indexing: what the build found by id, the rest by `seq`.
         """
         await self.ensure()
-        built = self._built_seqs.get(session_id, -1)
-        rows = self._db.execute(
-            f"SELECT f.id, m.role, f.content FROM {schema.INDEX} f"
-            f" JOIN {schema.MESSAGES} m ON m.session_id = f.session_id AND m.id = f.id"
-            f" WHERE {schema.INDEX} MATCH ?2 AND f.session_id = ?3"
-            f" AND NOT (substr(f.id, 1, 11) = 'compaction_' AND EXISTS"
-            f"   (SELECT 1 FROM {schema.COMPACTIONS} o"
-            "     WHERE o.session_id = f.session_id AND o.id = substr(f.id, 12)))"
-            " ORDER BY rank, m.seq > ?1, CASE WHEN m.seq > ?1 THEN m.seq ELSE f.id END LIMIT ?4",
-            (built, phrase(query), session_id, limit),
-        ).fetchall()
         results = []
-        for message_id, role, indexed in rows:
+        for message_id, role, indexed in self._matches(session_id, query, limit):
             text = self._store.text(session_id, message_id)
             message = None if text is None else parse(text)
             if message is not None:
@@ -346,6 +339,37 @@ class Index:
                 found = compact if searchable(compact) == indexed else written
                 results.append(SearchResult(message_id, role, found))
         return results
+
+    def _matches(self, session_id: str, query: str, limit: int) -> list[tuple[str, str, str]]:
+        """Find (id, role, indexed text), best first; a negative limit takes all.
+
+        FTS5 gives them by rank. Only those that are taken are looked up, and those that rank
+        like the last of them, for their order.
+        """
+        if limit == 0:
+            return []
+        built = self._built_seqs.get(session_id, -1)
+        found: list[tuple[float, bool, int | str, str, str, str]] = []
+        cursor = self._db.cursor()
+        for rank, message_id, indexed in cursor.execute(
+            f"SELECT rank, id, content FROM {schema.INDEX} WHERE {schema.INDEX} MATCH ?"
+            " AND session_id = ? ORDER BY rank",
+            (phrase(query), session_id),
+        ):
+            if 0 < limit <= len(found) and rank != found[-1][0]:
+                break
+            row = self._db.execute(
+                f"SELECT role, seq FROM {schema.MESSAGES} WHERE session_id = ? AND id = ?",
+                (session_id, message_id),
+            ).fetchone()
+            if row is not None and not self._store.is_overlay(session_id, message_id):
+                role, seq = row
+                late = seq > built
+                place = seq if late else message_id
+                found.append((rank, late, place, message_id, role, indexed))
+        cursor.close()
+        found.sort(key=itemgetter(0, 1, 2))
+        return [row[3:] for row in found[: limit if limit > 0 else None]]
 
     def problems(self) -> list[str]:
         """Check the index against itself and against the messages. Cost: reads everything."""

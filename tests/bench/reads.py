@@ -6,6 +6,7 @@ import base64
 import hashlib
 import os
 import time
+from collections import Counter
 from typing import Any
 
 import orjson
@@ -255,6 +256,7 @@ async def _search(bench: Bench, stored: int) -> None:
     raw, goal, name = RawIndex(bench, stored), at_most(1.5), f"search, {stored:,}"
     choice = data.texts(data.MESSAGE_BYTES)
     phrases = [" ".join(text.split()[3:5]) for text in choice[:100]]
+    frequent, _ = Counter(" ".join(choice[:100]).split()).most_common(1)[0]
     path = bench.new_file()
 
     async def ours_first() -> float:
@@ -303,8 +305,15 @@ async def _search(bench: Bench, stored: int) -> None:
         async def ours_append(_: int) -> None:
             await session.append_message(supply.one())
 
+        async def ours_frequent(_: int) -> None:
+            assert len(await session.search(frequent)) == 20
+
+        async def raw_frequent(_: int) -> None:
+            assert len(raw.find(frequent)) == 20
+
         for kind, ours, floor in (
             ("next", ours_find, raw_find),
+            ("a frequent word", ours_frequent, raw_frequent),
             ("append", ours_append, raw_append),
             ("update", ours_update, raw_update),
         ):

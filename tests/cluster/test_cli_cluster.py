@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -242,7 +244,10 @@ def test_the_demo_shows_what_it_measured_and_leaves_nothing(tmp_path: Path) -> N
         assert words in out
     assert not (tmp_path / "unused").exists()
     process = int(re.findall(r"it lives in process (\d+)", out)[0])
-    assert not Path(f"/proc/{process}").exists()
+    deadline = time.monotonic() + PROGRAM_S  # a worker may outlive its cluster for a moment
+    while Path(f"/proc/{process}").exists():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.1)
 
 
 def test_up_serves_other_programs_until_it_is_told_to_stop(tmp_path: Path) -> None:
