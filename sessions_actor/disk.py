@@ -48,8 +48,8 @@ def disk_id(root: Path) -> str:
 
 
 def _write_once(file: Path, text: str) -> None:
-    """Write a file unless another process is first; a crash leaves none or a whole one."""
-    draft = file.with_name(f"{file.name}.{os.getpid()}")
+    """Write a file unless another caller is first; a crash leaves none or a whole one."""
+    draft = file.with_name(f"{file.name}.{uuid.uuid4().hex}")
     draft.write_text(text)
     try:
         with contextlib.suppress(FileExistsError):
