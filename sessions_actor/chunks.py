@@ -16,8 +16,8 @@ def split_utf8(data: bytes, limit: int = ROW_BYTES_MAX) -> list[bytes]:
     slices, start = [], 0
     while len(data) - start > limit:
         end = start + limit
-        while data[end] & 0xC0 == 0x80 and end > start + limit - UTF8_CHARACTER_BYTES_MAX:
-            end -= 1  # a continuation byte: the character began earlier
+        while data[end] & 0xC0 == 0x80 and end > start + limit + 1 - UTF8_CHARACTER_BYTES_MAX:
+            end -= 1  # a continuation byte: the character began earlier, at most three before
         slices.append(data[start:end])
         start = end
     return [*slices, data[start:]]

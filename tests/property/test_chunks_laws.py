@@ -1,6 +1,6 @@
 """Slices put together are the text again; each is whole characters and as long as can be."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sessions_actor.chunks import join_slices, split_utf8
@@ -29,6 +29,7 @@ def test_split(text: str, limit: int) -> None:
 
 @law
 @given(st.binary(max_size=100), st.integers(4, 12))
+@example(b"\x80" * 5, 4)
 def test_any_bytes_are_cut_and_joined(data: bytes, limit: int) -> None:
     slices = split_utf8(data, limit)
     assert join_slices(slices) == data
