@@ -41,6 +41,9 @@ class Payload(NamedTuple):
     media_type: str
 
 
+_TEXT_PART = {"type", "text"}
+
+
 class Extracted(NamedTuple):
     """A message's stored form, the payloads that left it by SHA-256, and their hashes in order."""
 
@@ -58,6 +61,10 @@ def extract(message: SessionMessage) -> Extracted:
     Returns: the message itself, the same object, when nothing in it changes.
     Source: Attachments.
     """
+    if all(
+        part.keys() == _TEXT_PART and isinstance(part["text"], str) for part in message["parts"]
+    ):
+        return Extracted(message, {}, ())  # as most are: there is nowhere to look
     payloads: dict[str, Payload] = {}
 
     def point_at(found: Payload) -> str:

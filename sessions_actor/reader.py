@@ -92,7 +92,7 @@ async def windows(
     async def pull(serial: int, cursor: Any) -> LoadedWindow:
         rows, size = plan.bounds(serial)
         request = WindowRequest(stream, serial, kind, params, cursor, size, rows)
-        args = wire.dump_args([request], {}, ["request"])
+        args = wire.dump_args([list(request)], {}, ["request"])
         return wire.load_window(await channel.call(session_id, wire.READ_WINDOW, args))
 
     serial, cursor = 0, None

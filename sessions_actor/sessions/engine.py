@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..attachments import may_hold_pointer
+from ..limits import WINDOW_BYTES_MAX
 from ..messages import SessionMessage
 from ..overlays import COMPACTION_PREFIX, Span
 from ..records import LEAF, Compaction, CompactResult, Parent, iso_from_ms
@@ -29,10 +30,12 @@ from .preparation import Prepared
 from .recent import overlaid_start, sizes_of
 from .rows import RowOrder
 from .sql import is_text
-from .store import Clock, PathRow, Store
+from .store import Clock, Store
 from .sums import sum_path
+from .walks import PathRow
 
 _NEAR_ROWS = 256
+_RECENT_TEXT_BYTES = WINDOW_BYTES_MAX // SURVEY_ROWS
 _ORDERS_KEPT = 2
 
 
@@ -367,7 +370,9 @@ class Engine:
         overlays = self.store.compactions(session_id)
         hidden = {COMPACTION_PREFIX + c.id for c in overlays}
         rows: list[tuple[int, PathRow]] = []
-        visible = self._newest_rows(session_id, leaf_id, totals.length, hidden)
+        # The texts of a small window come along, so that its rows are read once.
+        text_bytes = _RECENT_TEXT_BYTES if budget <= WINDOW_BYTES_MAX else -1
+        visible = self._newest_rows(session_id, leaf_id, totals.length, hidden, text_bytes)
         kept = recent_suffix(sizes_of(visible, rows), budget)
         whole = kept == len(rows) and next(visible, None) is None
         window = [row for _, row in reversed(rows[:kept])]
@@ -380,16 +385,18 @@ class Engine:
         walker = ForwardWalker(
             self.store, session_id, [leaf_id], [after] if after else [], depth + 1
         )
+        if text_bytes >= 0:
+            walker.start_with(window[start:], overlays)
         return self.watch(session_id, walker), truncated, totals.content_bytes
 
     def _newest_rows(
-        self, session_id: str, leaf_id: str, length: int, hidden: set[str]
+        self, session_id: str, leaf_id: str, length: int, hidden: set[str], text_bytes: int
     ) -> Iterator[tuple[int, PathRow]]:
         """Give a path's visible rows from the leaf on, with their depth."""
         at: str | None = leaf_id
         step, depth = 32, 0
         while at is not None and depth < length:
-            rows = self.store.sized_walk(session_id, at, min(step, length - depth))
+            rows = self.store.sized_walk(session_id, at, min(step, length - depth), text_bytes)
             for row in rows:
                 if row.id not in hidden:
                     yield depth, row

@@ -46,6 +46,11 @@ class ChangeFeed:
 
         return unsubscribe
 
+    @property
+    def heard(self) -> bool:
+        """Whether anyone listens."""
+        return bool(self._listeners)
+
     async def publish(self, *events: ChangeEvent) -> None:
         """Dispatch events of a durable write; returns when every listener has seen them."""
         if not self._listeners:

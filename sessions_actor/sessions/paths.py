@@ -24,7 +24,8 @@ from ..codec import dumps
 from ..limits import WINDOW_BYTES_MAX, WINDOW_ROWS_MAX
 from ..overlays import COMPACTION_PREFIX, Span, overlay_message, plan_overlays
 from ..records import Compaction
-from .store import PathRow, Store
+from .store import Store
+from .walks import PathRow
 
 STRETCH_ROWS = WINDOW_ROWS_MAX
 SURVEY_ROWS = 20 * STRETCH_ROWS
@@ -199,6 +200,14 @@ class ForwardWalker:
         self._index = 0
         self._stretch = 0
         self._items: deque[PathRow | Compaction] = deque()
+
+    def start_with(self, rows: Sequence[PathRow], compactions: Sequence[Compaction]) -> None:
+        """Begin with a path whose rows are known, root first: it need not be surveyed."""
+        self._hidden = {COMPACTION_PREFIX + c.id for c in compactions}
+        self._spans.extend(plan_overlays({row.id: i for i, row in enumerate(rows)}, compactions))
+        self._surveyed, self._limit = Survey(length=len(rows)), sys.maxsize
+        for row in rows:
+            self._take(row)
 
     def next_window(self, max_bytes: int, max_rows: int) -> list[bytes]:
         texts: list[bytes] = []

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ..codec import dumps
 from ..overlays import overlay_message, plan_overlays
 from ..records import Compaction
-from .store import PathRow
+from .walks import PathRow
 
 
 def sizes_of(

@@ -108,11 +108,12 @@ class Session(SessionReads):
             if not inserted:
                 message = engine.message(session_id, new.row.id) or message
             results.append(AppendResult(inserted, message))
-            events.append(
-                ChangeEvent(
-                    "append", session_id, message=message, parent_id=parent, inserted=inserted
+            if self._feed.heard:
+                events.append(
+                    ChangeEvent(
+                        "append", session_id, message=message, parent_id=parent, inserted=inserted
+                    )
                 )
-            )
             if inserted:
                 self._emit(
                     "session:message:appended",

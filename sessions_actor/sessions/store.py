@@ -21,12 +21,16 @@ from . import schema
 from .deletion import delete
 from .payloads import Payloads
 from .sql import Database, marks, windows
-
-Text = bytes
-"""A message's stored JSON, in UTF-8."""
-
+from .walks import SIZED_WALK, WALK, PathRow
 
 _MISSING_KEY = "cf_agents:sessions_missing_parents"
+
+_EXISTS = f"SELECT 1 FROM {schema.MESSAGES} WHERE session_id = ? AND id = ?"
+_INSERT = (
+    f"INSERT INTO {schema.MESSAGES} (session_id, id, seq, parent_id, role, content,"
+    " content_chunks, token_estimate, created_at, content_hash)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
 
 
 class Tail(NamedTuple):
@@ -34,22 +38,6 @@ class Tail(NamedTuple):
 
     leaf_id: str | None
     next_seq: int
-
-
-class PathRow(NamedTuple):
-    """One stored row of a path. `bytes`: all its slices, and its payloads inline.
-
-    `text` is its stored JSON where a walk brought it along, `held` whether payloads belong to it.
-    """
-
-    id: str
-    parent_id: str | None
-    seq: int
-    role: str
-    bytes: int
-    token_estimate: int
-    held: bool
-    text: Text | None
 
 
 class StoredRow(NamedTuple):
@@ -86,46 +74,14 @@ class StoredMessage(NamedTuple):
     slices: list[bytes]
 
 
-# One seek per row; nothing but small values goes through the recursive queue. `octet_length`
-# reads the size from the record's header and leaves overflow pages alone.
-_WALK = f"""
-WITH RECURSIVE path(id, parent_id, depth) AS (
-  SELECT id, parent_id, 1 FROM {schema.MESSAGES} WHERE session_id = ?1 AND id = ?2
-  UNION ALL
-  SELECT m.id, m.parent_id, path.depth + 1 FROM path
-  JOIN {schema.MESSAGES} m ON m.session_id = ?1 AND m.id = path.parent_id
-  WHERE path.depth < ?3
-)
-SELECT id, parent_id FROM path"""
-
-_SIZED_WALK = f"""
-WITH RECURSIVE path(id, parent_id, seq, role, octets, chunks, tokens, text, depth) AS (
-  SELECT id, parent_id, seq, role, octet_length(content), content_chunks, token_estimate,
-    CASE WHEN octet_length(content) <= ?4 THEN CAST(content AS BLOB) END, 1
-  FROM {schema.MESSAGES} WHERE session_id = ?1 AND id = ?2
-  UNION ALL
-  SELECT m.id, m.parent_id, m.seq, m.role, octet_length(m.content), m.content_chunks,
-    m.token_estimate,
-    CASE WHEN octet_length(m.content) <= ?4 THEN CAST(m.content AS BLOB) END, path.depth + 1
-  FROM path JOIN {schema.MESSAGES} m ON m.session_id = ?1 AND m.id = path.parent_id
-  WHERE path.depth < ?3
-)
-SELECT id, parent_id, seq, role,
-  octets + CASE WHEN chunks = 0 THEN 0 ELSE COALESCE((
-    SELECT SUM(octet_length(c.content)) FROM {schema.CONTINUATIONS} c
-    WHERE c.session_id = ?1 AND c.id = path.id), 0) END,
-  tokens,
-  EXISTS (SELECT 1 FROM {schema.REFERENCES} r WHERE r.session_id = ?1 AND r.message_id = path.id),
-  CASE WHEN chunks = 0 THEN text END
-FROM path"""
-
-
 class Store:
     """The rows of every session in one file."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self._db: Database = storage.connection
+        # A cursor kept for statements without rows left over costs half of `db.execute`.
+        self._short = self._db.cursor().execute
         self.payloads = Payloads(self._db)
         self._tails: dict[str, Tail] = {}
         self._missing_parents: dict[str, set[str]] = {}
@@ -142,8 +98,7 @@ class Store:
 
     def exists(self, session_id: str, message_id: str) -> bool:
         """Tell whether the session holds the row. Cost: one row read."""
-        query = f"SELECT 1 FROM {schema.MESSAGES} WHERE session_id = ? AND id = ?"
-        return self._db.execute(query, (session_id, message_id)).fetchone() is not None
+        return self._short(_EXISTS, (session_id, message_id)).get is not None
 
     def stored_row(self, session_id: str, message_id: str) -> StoredRow | None:
         """Read what an update needs, without content."""
@@ -172,8 +127,7 @@ class Store:
 
     def text(self, session_id: str, message_id: str) -> bytes | None:
         """Read the stored JSON of one message, all slices joined."""
-        texts = self.texts(session_id, [message_id])
-        return texts.get(message_id)
+        return self.texts(session_id, [message_id]).get(message_id)
 
     def texts(self, session_id: str, ids: Sequence[str]) -> dict[str, bytes]:
         """Read the stored JSON of some messages. Cost: a row per message and per slice."""
@@ -279,7 +233,7 @@ class Store:
 
     def walk(self, session_id: str, start_id: str, limit: int) -> list[tuple[str, str | None]]:
         """Follow parents from a row, it included: at most `limit` (id, parent_id)."""
-        return list(self._db.execute(_WALK, (session_id, start_id, limit)))
+        return list(self._db.execute(WALK, (session_id, start_id, limit)))
 
     def sized_walk(
         self, session_id: str, start_id: str, limit: int, text_bytes: int = -1
@@ -288,7 +242,7 @@ class Store:
 
         Args: texts of up to `text_bytes` in one slice come along.
         """
-        found = self._db.execute(_SIZED_WALK, (session_id, start_id, limit, text_bytes))
+        found = self._db.execute(SIZED_WALK, (session_id, start_id, limit, text_bytes))
         rows = list(map(PathRow._make, found))
         if any(row.held for row in rows):
             rows = [self._with_payloads(session_id, row) if row.held else row for row in rows]
@@ -330,10 +284,8 @@ class Store:
     ) -> None:
         for digest, payload in row.payloads.items():
             self.payloads.put(digest, payload)
-        self._db.execute(
-            f"INSERT INTO {schema.MESSAGES} (session_id, id, seq, parent_id, role, content,"
-            " content_chunks, token_estimate, created_at, content_hash)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        self._short(
+            _INSERT,
             (
                 session_id,
                 row.id,

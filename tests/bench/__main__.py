@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -56,6 +57,20 @@ async def run(names: Sequence[str], options: argparse.Namespace) -> tuple[list[R
         return bench.results, failed
 
 
+@contextlib.contextmanager
+def quiet_stdout() -> Iterator[None]:
+    """Send what anybody prints to stderr: Ray's processes have things to say."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
     assert __doc__ is not None
@@ -75,7 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.repeat is None:
         options.repeat = 1 if options.small else 3
     names = [name for name in ORDER if name in options.names] or ORDER
-    results, failed = asyncio.run(run(names, options))
+    with quiet_stdout():
+        results, failed = asyncio.run(run(names, options))
     if options.json:
         print(json.dumps([one.as_json() for one in results], ensure_ascii=False, indent=1))
     else:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class Bench:
         self._client: Any = None
         self._bare: list[Any] = []
         self._reference: ReferenceClient | None = None
-        self._built: dict[tuple[int, int], Path] = {}
+        self._built: dict[tuple[int, int, data.NameOf], Path] = {}
         self.folder = Path()
 
     async def __aenter__(self) -> Bench:
@@ -103,13 +104,17 @@ class Bench:
 
     # -------------------------------------------------------------------------------- files
 
-    def built(self, count: int, message_bytes: int = data.MESSAGE_BYTES) -> Path:
+    def built(
+        self,
+        count: int,
+        message_bytes: int = data.MESSAGE_BYTES,
+        name: data.NameOf = data.rising_id,
+    ) -> Path:
         """Return a file with a chain of messages, made at its first use; copy it to change it."""
-        key = count, message_bytes
+        key = count, message_bytes, name
         if key not in self._built:
-            path = self.folder / f"built-{count}-{message_bytes}.sqlite"
-            data.build(path, count, message_bytes=message_bytes)
-            self._built[key] = path
+            self._built[key] = path = self.folder / f"built-{len(self._built)}.sqlite"
+            data.build(path, count, message_bytes=message_bytes, name=name)
         return self._built[key]
 
     def new_file(self) -> Path:
@@ -161,12 +166,12 @@ class Bench:
     async def holding(self, name: str, path: Path | None) -> Any:
         """Return the handle of a conversation that holds a file's content, awake.
 
-        Args: the file is moved; None leaves the conversation empty.
+        Args: the file is moved; None, or one that is not there, leaves the conversation empty.
         """
         client = await self.client()
         session = client.get(name).session()
-        if path is not None:
-            await session.append_message(data.Messages(prefix="x").one())
+        if path is not None and path.exists():
+            await session.append_message(data.Messages().one())
             await client.hibernate(name)
             folder: Path = client.settings.storage_root / "conversations"
             (file,) = folder.glob(f"{file_stem(name)}.*.sqlite")
@@ -204,7 +209,12 @@ class Bench:
 
     def refer(self, name: str, op: str, *args: Any) -> Any:
         """Ask the reference's object of a name."""
-        answer = self.reference().call(name, op, list(args), "")
+        client = self.reference()
+        try:
+            answer = client.call(name, op, list(args), "")
+        except (ConnectionError, HTTPException):  # it hangs up on a client that is silent
+            client.close()
+            answer = client.call(name, op, list(args), "")
         if "ok" not in answer:
             raise RuntimeError(f"the reference: {answer}")
         return answer["ok"]
@@ -213,7 +223,7 @@ class Bench:
         """Return the name of a reference object that holds a chain of messages."""
         name = f"chain-{count}"
         stored = self.refer(name, "historyCount", {})
-        supply = data.Messages(prefix="r")
+        supply = data.Messages()
         while stored < count:
             some = supply.many(min(1000, count - stored))
             stored += self.refer(name, "appendMany", [[message, {}] for message in some])

@@ -1,30 +1,30 @@
 """What the lines are measured with: messages of a given size, and files that hold many of them.
 
-Texts are words of a made-up vocabulary, drawn by a fixed seed, rare words rare: what an index sees
-is neither noise nor the same line again and again.
+Ids are random where messages are written, as clients make them; in files made beforehand they rise,
+unless random ones are asked for. Texts are words of a made-up vocabulary, drawn by a fixed seed,
+rare words rare: what an index sees is neither noise nor the same line again and again.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any
 
 import apsw
 
-from sessions_actor.chunks import split_utf8
 from sessions_actor.database_file import connect, prepare
 from sessions_actor.limits import ROW_BYTES_MAX
 from sessions_actor.sessions import schema
-from sessions_actor.tokens import estimate_message
+from sessions_actor.tokens import estimate_text
 
 MESSAGE_BYTES = 700
 _TEXTS = 2_000
-_ID_LENGTH = 10
+_ID_LENGTH = 20
 
 Message = Any
 """A SessionMessage, or what JSON makes of one."""
@@ -35,8 +35,6 @@ INSERT = (
     " VALUES ('', ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 """One row of the messages table, as a raw floor writes it; `rows` gives its bindings."""
-
-_CONTINUE = f"INSERT INTO {schema.CONTINUATIONS} VALUES ('', ?, ?, ?)"
 
 
 @cache
@@ -60,90 +58,74 @@ def _content(message_id: str, role: str, text: str) -> str:
 
 
 class Messages:
-    """An endless supply of messages of one size, their ids rising and never used before."""
+    """An endless supply of messages of one size, their ids never used before."""
 
     _batches = itertools.count()
 
-    def __init__(self, message_bytes: int = MESSAGE_BYTES, prefix: str | None = None) -> None:
+    def __init__(self, message_bytes: int = MESSAGE_BYTES) -> None:
         self._texts = texts(message_bytes)
-        self._prefix = f"n{next(self._batches):02d}" if prefix is None else prefix
+        self._batch = next(self._batches)
         self._numbers = itertools.count()
 
     def one(self) -> Message:
         """Make the next message."""
-        return make(next(self._numbers), self._texts, self._prefix)
+        number = next(self._numbers)
+        text = self._texts[number % len(self._texts)]
+        message_id = random_id(number, self._batch)
+        return {"id": message_id, "role": "user", "parts": [{"type": "text", "text": text}]}
 
     def many(self, count: int) -> list[Message]:
         """Make the next messages."""
         return [self.one() for _ in range(count)]
 
 
-def make(number: int, choice: list[str], prefix: str) -> Message:
-    """Make the message of a number."""
-    text = choice[number % len(choice)]
-    message_id = id_of(number, prefix)
-    return {"id": message_id, "role": "user", "parts": [{"type": "text", "text": text}]}
+def random_id(number: int, batch: int = -1) -> str:
+    """Return an id in no order, as clients make them."""
+    return blake2b(b"%d.%d" % (batch, number), digest_size=_ID_LENGTH // 2).hexdigest()
 
 
-def id_of(number: int, prefix: str = "") -> str:
-    """Return the id of a number: all of one length."""
-    return f"{prefix}{number:0{_ID_LENGTH - len(prefix)}d}"
+def rising_id(number: int) -> str:
+    """Return an id that rises with its number, as some stores and libraries make them."""
+    return f"{number:0{_ID_LENGTH}d}"
 
 
 Row = tuple[str, int, str | None, str, str, int, int, int, str]
+NameOf = Callable[[int], str]
 
 
 def rows(
-    count: int, *, message_bytes: int = MESSAGE_BYTES, prefix: str = "", first: int = 0
+    count: int, *, message_bytes: int = MESSAGE_BYTES, first: int = 0, name: NameOf = random_id
 ) -> Iterator[Row]:
-    """Yield the bindings of `INSERT` for a chain of messages; a long one gives its first slice."""
+    """Yield the bindings of `INSERT` for a chain of messages."""
+    assert message_bytes <= ROW_BYTES_MAX
     choice = texts(message_bytes)
-    estimate = estimate_message(make(0, choice, prefix))  # of one size: near enough for all
-    parent = None if first == 0 else id_of(first - 1, prefix)
+    estimate = 4 + estimate_text(choice[0])  # of one size: near enough for all
+    parent = None if first == 0 else name(first - 1)
     for number in range(first, first + count):
-        message_id = id_of(number, prefix)
+        message_id = name(number)
         content = _content(message_id, "user", choice[number % len(choice)])
-        chunks = 0
-        digest = hashlib.sha256(content.encode()).hexdigest()
-        if len(content) > ROW_BYTES_MAX:
-            slices = split_utf8(content.encode(), ROW_BYTES_MAX)
-            content, chunks = slices[0].decode(), len(slices) - 1
+        digest = sha256(content.encode()).hexdigest()
         stamp = 1_700_000_000_000 + number
-        yield message_id, number + 1, parent, "user", content, chunks, estimate, stamp, digest
+        yield message_id, number + 1, parent, "user", content, 0, estimate, stamp, digest
         parent = message_id
 
 
-def build(path: Path, count: int, *, message_bytes: int = MESSAGE_BYTES) -> None:
+def build(
+    path: Path, count: int, *, message_bytes: int = MESSAGE_BYTES, name: NameOf = rising_id
+) -> None:
     """Write a conversation's file that holds a chain of `count` messages.
 
-    Cost: about 10 s for 1,000,000 messages of 700 B.
+    Cost: about 10 s for 1,000,000 messages of 700 B; random ids are sorted first, in memory.
     """
-    assert message_bytes <= ROW_BYTES_MAX
     path.unlink(missing_ok=True)
+    found: Iterable[Row] = rows(count, message_bytes=message_bytes, name=name)
+    if name is not rising_id:
+        found = sorted(found)
     db: Any = apsw.Connection(str(path))
     db.execute("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF")
     schema.ensure_tables(db)
     with db:
-        db.executemany(INSERT, rows(count, message_bytes=message_bytes))
-    db.close()
-
-
-def scatter(path: Path, count: int) -> None:
-    """Write a conversation's file whose ids are random, as clients make them."""
-    path.unlink(missing_ok=True)
-    names = [hashlib.sha256(b"%d" % number).hexdigest()[:_ID_LENGTH] for number in range(count)]
-    new = dict(zip((id_of(number) for number in range(count)), names, strict=True))
-    found = []
-    for row in rows(count):
-        parent = None if row[2] is None else new[row[2]]
-        content = row[4].replace(row[0], new[row[0]], 1)
-        digest = hashlib.sha256(content.encode()).hexdigest()
-        found.append((new[row[0]], row[1], parent, row[3], content, *row[5:8], digest))
-    db: Any = apsw.Connection(str(path))
-    db.execute("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF")
-    schema.ensure_tables(db)
-    with db:
-        db.executemany(INSERT, sorted(found))
+        db.executemany(INSERT, found)
     db.close()
 
 

@@ -141,7 +141,7 @@ async def _moved(
     path = bench.copy_of(bench.built(count, size))
     file_bytes = path.stat().st_size
     session = await bench.holding(name, path)
-    supply, latencies, moving = Messages(prefix="m"), list[float](), True
+    supply, latencies, moving = Messages(), list[float](), True
     loop = asyncio.get_running_loop()
 
     async def append(due: float) -> None:
@@ -165,7 +165,7 @@ async def _moved(
         took, moving = time.perf_counter() - began, False
         if writer is not None:
             await writer
-    assert await session.get_message(data.id_of(count - 1))
+    assert await session.get_message(data.rising_id(count - 1))
     await client.delete(name)
     return file_bytes / took, latencies
 

@@ -55,9 +55,8 @@ async def history(bench: Bench) -> None:
         bench.add(f"history, {count:,}", middle(rounds), "/s", at_least(0.2))
         db.close()
     count = bench.size(20_000, 500)
-    scattered = bench.new_file()
-    data.scatter(scattered, count)
-    random_ids = await bench.holding("history-random", scattered)
+    scattered = bench.built(count, name=data.random_id)
+    random_ids = await bench.holding("history-random", bench.copy_of(scattered))
     session = await bench.holding(f"history-{count}", None)
     rounds = await in_turns(bench.repeat, reading(random_ids, count), reading(session, count))
     bench.add("history, random ids, to rising ones", middle(rounds), "/s")
@@ -154,7 +153,7 @@ async def branches(bench: Bench) -> None:
     for stored in (bench.size(20_000, 500), bench.size(200_000, 2_000)):
         path = bench.built(stored)
         db = data.raw(bench.copy_of(path))
-        key = data.id_of(stored // 2)
+        key = data.rising_id(stored // 2)
 
         async def point(_: int, db: Any = db, key: str = key) -> None:
             assert db.execute(_POINT, (key,)).fetchone()
@@ -207,7 +206,8 @@ class RawIndex:
     def __init__(self, bench: Bench, stored: int) -> None:
         self.db = data.raw(bench.copy_of(bench.built(stored)))
         self._rows = [
-            (row[1], row[0], orjson.loads(row[4])["parts"][0]["text"]) for row in data.rows(stored)
+            (row[1], row[0], orjson.loads(row[4])["parts"][0]["text"])
+            for row in data.rows(stored, name=data.rising_id)
         ]
         self._next = stored
 
@@ -234,7 +234,7 @@ class RawIndex:
 
     def update(self, number: int, text: str) -> None:
         """Replace one row and its index row, durably."""
-        message_id = data.id_of(number)
+        message_id = data.rising_id(number)
         self.db.execute("BEGIN IMMEDIATE")
         self.db.execute(
             f"UPDATE {schema.MESSAGES} SET content = ? WHERE session_id = '' AND id = ?",
@@ -277,7 +277,7 @@ async def _search(bench: Bench, stored: int) -> None:
     bench.add(f"{name}, first", middle(rounds), "s", goal)
 
     async with bench.opened(path) as session:
-        supply, count = Messages(prefix="s"), bench.size(100, 10)
+        supply, count = Messages(), bench.size(100, 10)
         edits = iter(range(stored))
 
         async def raw_find(number: int) -> None:
@@ -293,7 +293,7 @@ async def _search(bench: Bench, stored: int) -> None:
         async def ours_update(_: int) -> None:
             number, text = edited()
             parts = [{"type": "text", "text": text}]
-            message = {"id": data.id_of(number), "role": "user", "parts": parts}
+            message = {"id": data.rising_id(number), "role": "user", "parts": parts}
             assert await session.update_message(message)
 
         async def raw_update(_: int) -> None:
@@ -335,7 +335,7 @@ async def attachments(bench: Bench) -> None:
 async def _attachment(bench: Bench, size: int) -> None:
     db = data.raw(bench.new_file())
     db.execute("CREATE TABLE blobs (hash TEXT PRIMARY KEY, data BLOB)")
-    supply = Messages(prefix="i")
+    supply = Messages()
     ours_parts: list[tuple[float, float]] = []
     raw_parts: list[tuple[float, float]] = []
 

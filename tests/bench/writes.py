@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import orjson
 
 from . import data
-from .bench import Bench, SkipError, line
+from .bench import Bench, line, skipping
 from .data import Messages
 from .measure import Call, Work, at_least, at_most, in_turns, medians, middle, rate
 
@@ -24,7 +26,7 @@ def appending(session: Any, supply: Messages) -> Call:
 
 def calling(actor: Any) -> Call:
     """Call a bare actor with the bytes of one message."""
-    text = orjson.dumps(Messages(prefix="b").one())
+    text = orjson.dumps(Messages().one())
     return lambda _: actor.call.remote(text)
 
 
@@ -38,16 +40,23 @@ def together(session: Any, supply: Messages, count: int) -> Work:
     return work
 
 
+def sizes(bench: Bench, name: str) -> dict[str, Callable[[], Path]]:
+    """Give an empty file and one that holds much already, by the names of their lines."""
+    stored = bench.size(200_000, 2_000)
+
+    def full() -> Path:
+        return bench.copy_of(bench.built(stored, name=data.random_id))
+
+    return {name: bench.new_file, f"{name}, {stored:,} stored": full}
+
+
 @line("append")
 async def append(bench: Bench) -> None:
     """Compare a durable append, one at a time, with a bare call of the same bytes."""
     (bare,) = await bench.bare()
-    count, stored = bench.size(400, 40), bench.size(200_000, 2_000)
-    for name, path in (
-        ("append", None),
-        (f"append, {stored:,} stored", bench.copy_of(bench.built(stored))),
-    ):
-        session = await bench.holding(name.replace(" ", "-"), path)
+    count = bench.size(400, 40)
+    for name, file in sizes(bench, "append").items():
+        session = await bench.holding(name.replace(" ", "-"), file())
         ours = medians(appending(session, Messages()), count)
         rounds = await in_turns(bench.repeat, ours, medians(calling(bare), count))
         bench.add(name, middle(rounds), "s", at_most(1.3))
@@ -57,20 +66,17 @@ async def append(bench: Bench) -> None:
 async def append_pipelined(bench: Bench) -> None:
     """Compare appends in flight together with as many bare calls."""
     (bare,) = await bench.bare()
-    count, stored = bench.size(6_400, 640), bench.size(200_000, 2_000)
-    for name, path in (
-        ("append-pipelined", None),
-        (f"append-pipelined, {stored:,} stored", bench.copy_of(bench.built(stored))),
-    ):
-        session = await bench.holding(name.replace(" ", "-"), path)
+    count = bench.size(6_400, 640)
+    for name, file in sizes(bench, "append-pipelined").items():
+        session = await bench.holding(name.replace(" ", "-"), file())
         ours, floor = together(session, Messages(), count), calling(bare)
         rounds = await in_turns(bench.repeat, ours, partial(rate, floor, count, IN_FLIGHT))
         bench.add(name, middle(rounds), "/s", at_least(3))
 
 
-def raw_appends(bench: Bench, count: int, per_transaction: int) -> Work:
-    """Make a round of raw inserts into a file of its own; its figure is rows a second."""
-    db, done = data.raw(bench.new_file()), 0
+def raw_appends(path: Path, count: int, per_transaction: int) -> Work:
+    """Make a round of raw inserts into a file; its figure is rows a second."""
+    db, done = data.raw(path), 1_000_000
 
     async def work() -> float:
         nonlocal done
@@ -87,12 +93,9 @@ def raw_appends(bench: Bench, count: int, per_transaction: int) -> Work:
 @line("append-many")
 async def append_many(bench: Bench) -> None:
     """Compare remote batches of 100 with raw inserts, one transaction per 100."""
-    stored, batches = bench.size(200_000, 2_000), bench.size(40, 4)
-    for name, path in (
-        ("append-many", None),
-        (f"append-many, {stored:,} stored", bench.copy_of(bench.built(stored))),
-    ):
-        session = await bench.holding(name.replace(" ", "-"), path)
+    batches = bench.size(40, 4)
+    for name, file in sizes(bench, "append-many").items():
+        session = await bench.holding(name.replace(" ", "-"), file())
         supply = Messages()
 
         async def ours(session: Any = session, supply: Messages = supply) -> float:
@@ -102,28 +105,22 @@ async def append_many(bench: Bench) -> None:
                 await session.append_messages(batch)
             return 100 * batches / (time.perf_counter() - began)
 
-        rounds = await in_turns(bench.repeat, ours, raw_appends(bench, 100 * batches, 100))
+        rounds = await in_turns(bench.repeat, ours, raw_appends(file(), 100 * batches, 100))
         bench.add(name, middle(rounds), "/s", at_least(0.3))
 
 
 @line("append-local")
 async def append_local(bench: Bench) -> None:
     """Compare appends in process, 64 at once, with raw inserts and with the reference."""
-    count, stored = bench.size(20_000, 640), bench.size(200_000, 2_000)
-    works: list[Work] = []
-    for path in (bench.new_file(), bench.copy_of(bench.built(stored))):
-        works.append(local_appends(bench, path, count))
-    works.append(raw_appends(bench, count, count))
-    try:
-        works.append(reference_appends(bench, bench.size(2_000, 100)))
-    except SkipError as error:
-        bench.skip("append-local, reference", str(error))
-    rounds = await in_turns(bench.repeat, *works)
-    goal = at_least(0.35)
-    bench.add("append-local", middle(rounds, 0, 2), "/s", goal)
-    bench.add(f"append-local, {stored:,} stored", middle(rounds, 1, 2), "/s", goal)
-    if len(works) > 3:
-        bench.add("append-local, reference in its object", middle(rounds, 0, 3), "/s", at_least(1))
+    count = bench.size(20_000, 640)
+    for name, file in sizes(bench, "append-local").items():
+        ours, raw = local_appends(bench, file(), count), raw_appends(file(), count, count)
+        bench.add(name, middle(await in_turns(bench.repeat, ours, raw)), "/s", at_least(0.35))
+    with skipping(bench, "append-local, reference"):
+        peer = reference_appends(bench, bench.size(2_000, 100))
+        ours = local_appends(bench, bench.new_file(), count)
+        rounds = await in_turns(bench.repeat, ours, peer)
+        bench.add("append-local, reference in its object", middle(rounds), "/s", at_least(1))
 
 
 def local_appends(bench: Bench, path: Any, count: int) -> Work:
@@ -141,7 +138,7 @@ def local_appends(bench: Bench, path: Any, count: int) -> Work:
 def reference_appends(bench: Bench, count: int) -> Work:
     """Make a round of appends inside the reference's object, all asked for by one request."""
     bench.reference()
-    supply = Messages(prefix="a")
+    supply = Messages()
 
     async def work() -> float:
         some = [[message, {}] for message in supply.many(count)]

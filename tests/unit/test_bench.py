@@ -83,8 +83,8 @@ def test_messages_have_the_size_asked_for(size: int) -> None:
 
 async def test_a_built_file_is_a_sound_conversation(tmp_path: Path) -> None:
     path = tmp_path / "built.sqlite"
-    for build in (data.build, data.scatter):
-        build(path, 120)
+    for name in (data.rising_id, data.random_id):
+        data.build(path, 120, name=name)
         async with open_object(Conversation, name="built", path=path) as host:
             assert not host.sessions.engine.problems()
             assert len(await host.session.get_history()) == 120
