@@ -10,6 +10,7 @@ if TYPE_CHECKING:
         ConversationInfo,
         DrainProgress,
         DrainReport,
+        MigrationProgress,
         MigrationReport,
         NodeInfo,
     )
@@ -20,6 +21,7 @@ __all__ = [
     "ConversationInfo",
     "DrainProgress",
     "DrainReport",
+    "MigrationProgress",
     "MigrationReport",
     "NodeInfo",
     "Settings",
@@ -35,7 +37,15 @@ _HOMES = {
     "SyncClient": "sync",
     "connect_sync": "sync",
 } | dict.fromkeys(
-    ("ConversationInfo", "DrainProgress", "DrainReport", "MigrationReport", "NodeInfo"), "models"
+    (
+        "ConversationInfo",
+        "DrainProgress",
+        "DrainReport",
+        "MigrationProgress",
+        "MigrationReport",
+        "NodeInfo",
+    ),
+    "models",
 )
 
 

@@ -7,6 +7,7 @@ when it is left.
 
 import asyncio
 import contextlib
+import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any, Final, Self
@@ -17,16 +18,25 @@ from sessions_actor.handle import ConversationHandle
 
 from .bootstrap import join_or_start
 from .cluster import answer
-from .models import ConversationInfo, DrainProgress, DrainReport, MigrationReport, NodeInfo
+from .models import (
+    ConversationInfo,
+    DrainProgress,
+    DrainReport,
+    MigrationProgress,
+    MigrationReport,
+    NodeInfo,
+)
 from .resolver import RouterResolver
 from .service import router_handle
 from .settings import Settings
+from .through import through
 
 PAGE_NAMES: Final = 500
 # Handles remembered with the owners they found.
 HANDLES_KEPT: Final = 4096
 SHUT_DOWN_TIMEOUT_S: Final = 20.0
 PROGRESS_S: Final = 0.2
+GIVE_UP_TIMEOUT_S: Final = 10.0
 
 
 # `list` is a method's name here.
@@ -199,15 +209,53 @@ class Client:
 
     # ------------------------------------------------------------------------------- nodes
 
-    async def migrate(self, name: str, node_id: str | None = None) -> MigrationReport:
+    async def migrate(
+        self,
+        name: str,
+        node_id: str | None = None,
+        *,
+        progress: Callable[[MigrationProgress], object] | None = None,
+    ) -> MigrationReport:
         """Move a conversation to another actor, verified, while it is read and written.
 
-        Args: `node_id` says where; else the best node, its own if there is no other.
+        Cancelling the caller cancels the migration, unless it has switched already; a process
+        that dies leaves it to its end.
+
+        Args:
+            node_id: where to; else the best node, its own if there is no other.
+            progress: is called from time to time.
         Raises: ConversationNotFoundError; ValueError for an unknown node; NoCapacityError;
             MigrationFailedError, and it goes on where it was.
         """
-        report: MigrationReport = await self._ask("migrate", name, node_id)
+        ticket = uuid.uuid4().hex
+        asked = asyncio.ensure_future(self._ask("migrate", name, node_id, ticket))
+        try:
+            while progress is not None and not asked.done():
+                step: MigrationProgress | None = await self._ask("migration_progress", name)
+                if step is not None:
+                    progress(step)
+                await asyncio.wait([asked], timeout=PROGRESS_S)
+            await asyncio.wait([asked])
+        except BaseException:
+            await through(self._give_up(name, ticket, asked))
+            raise
+        report: MigrationReport = asked.result()
         return report
+
+    async def _give_up(self, name: str, ticket: str, asked: "asyncio.Future[Any]") -> None:
+        """Cancel a migration whose caller has gone, and wait until it has ended."""
+        with contextlib.suppress(Exception):  # a router that is gone: it settles it when it starts
+            await asyncio.wait_for(self._ask("cancel_migration", name, ticket), GIVE_UP_TIMEOUT_S)
+            await asyncio.wait([asked], timeout=GIVE_UP_TIMEOUT_S)
+        asked.cancel()
+
+    async def cancel_migration(self, name: str) -> bool:
+        """Give up the migrations of a conversation, whoever asked for them; says if there was one.
+
+        It goes on where it was, and who waits for the migration gets MigrationFailedError. One
+        that has switched already comes to its end.
+        """
+        return bool(await self._ask("cancel_migration", name, None))
 
     async def drain(
         self, node_id: str, *, progress: Callable[[DrainProgress], object] | None = None

@@ -23,7 +23,9 @@ from sessions_actor import transfer_steps as steps
 from sessions_actor.errors import MigrationFailedError
 from sessions_actor.limits import MIB, WINDOW_BYTES_MAX
 from sessions_actor.sessions import schema
-from sessions_actor.transfer import Manifest, Place, TableDigest
+from sessions_actor.transfer import Manifest, Place, TableDigest, Window
+
+from .models import MigrationPhase
 
 # Up to here a copy under the seal is over before anyone notices.
 SEALED_COPY_BYTES_MAX: Final = 2 * MIB
@@ -66,32 +68,51 @@ class Copied:
     bytes: int
 
 
-async def copy(name: str, source: End, target: End, seal: Seal) -> Copied:
+@dataclass(slots=True)
+class Gauge:
+    """How far a migration has come: who migrates writes it, anyone reads it.
+
+    `bytes` and `rows` count what arrived, changes that followed included; `bytes_total` is the
+    source's size when the copy began, known from then on.
+    """
+
+    phase: MigrationPhase = "waiting"
+    bytes: int = 0
+    bytes_total: int | None = None
+    rows: int = 0
+
+
+async def copy(name: str, source: End, target: End, seal: Seal, gauge: Gauge) -> Copied:
     """Copy a conversation and verify it; when this returns, the source is sealed.
 
-    Args: `seal` lets the source's callers wait.
+    Args: `seal` lets the source's callers wait; `gauge` is kept up to date.
     Raises: MigrationFailedError naming the phase when the copies differ; what a step raised, Ray's
         errors when an actor died. The source's file is untouched by all of it.
     Cost: reads and writes everything once, and reads it once more on both sides to compare.
     """
-    live = await source.run(steps.size_step) > SEALED_COPY_BYTES_MAX
+    gauge.bytes_total = await source.run(steps.size_step)
+    live = gauge.bytes_total > SEALED_COPY_BYTES_MAX
+    gauge.phase = "copying"
     if not live:
         await seal()
     manifest = await source.run(steps.describe_step, live)
     await target.run(steps.begin_step, manifest)
-    size = await _copy_rows(
-        source, target, manifest, LIVE_WINDOW_BYTES if live else WINDOW_BYTES_MAX
-    )
+    window_bytes = LIVE_WINDOW_BYTES if live else WINDOW_BYTES_MAX
+    await _copy_rows(source, target, manifest, window_bytes, gauge)
+    size = gauge.bytes
     if live:
-        await _catch_up(source, target)
-        await target.run(steps.write_step, await source.run(steps.snapshot_step))
+        gauge.phase = "catching up"
+        await _catch_up(source, target, gauge)
+        await _write(target, await source.run(steps.snapshot_step), gauge)
+    gauge.phase = "verifying"
     tables = await _compare(name, source, target, manifest, live)
     keys, sent = {}, None
     if live:
-        await _catch_up(source, target)
+        await _catch_up(source, target, gauge)
+        gauge.phase = "sealed"
         await seal()
         window, keys, sent = await source.run(steps.last_step)
-        await target.run(steps.write_step, window)
+        await _write(target, window, gauge)
     arrived = await target.run(steps.finish_step, manifest, keys)
     if live and sent != arrived:
         raise MigrationFailedError(name, "verify", "rows that changed meanwhile differ")
@@ -113,20 +134,30 @@ async def _compare(
     return found
 
 
-async def _catch_up(source: End, target: End) -> None:
+async def _catch_up(source: End, target: End, gauge: Gauge) -> None:
     """Send what changed until next to nothing is left."""
     for _ in range(ROUNDS_MAX):
         window, left = await source.run(steps.changes_step, LIVE_WINDOW_BYTES)
         if window:
-            await target.run(steps.write_step, window)
+            await _write(target, window, gauge)
         if left == 0 and sum(len(rows) for _, _, rows in window) <= ROWS_LEFT_MAX:
             return
 
 
-async def _copy_rows(source: End, target: End, manifest: Manifest, window_bytes: int) -> int:
-    """Stream all windows, a few in flight; returns the bytes that arrived."""
+async def _write(target: End, window: Window, gauge: Gauge) -> None:
+    _count(gauge, await target.run(steps.write_step, window))
+
+
+def _count(gauge: Gauge, written: steps.Written) -> None:
+    gauge.bytes += written.bytes
+    gauge.rows += written.rows
+
+
+async def _copy_rows(
+    source: End, target: End, manifest: Manifest, window_bytes: int, gauge: Gauge
+) -> None:
+    """Stream all windows, a few in flight."""
     writes: deque[Any] = deque()
-    size = 0
     place: Place | None = None
     try:
         while True:
@@ -140,10 +171,9 @@ async def _copy_rows(source: End, target: End, manifest: Manifest, window_bytes:
             if place is None:
                 break
             while len(writes) >= WINDOWS_IN_FLIGHT:
-                size += await writes.popleft()
+                _count(gauge, await writes.popleft())
         while writes:
-            size += await writes.popleft()
+            _count(gauge, await writes.popleft())
     finally:
         # After a failure: no write may still be under way when the target is thrown away.
         await asyncio.gather(*writes, return_exceptions=True)
-    return size

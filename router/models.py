@@ -10,6 +10,7 @@ from sessions_actor.transfer import TableDigest
 
 ConversationStatus = Literal["active", "hibernated", "migrating"]
 NodeStatus = Literal["alive", "draining"]
+MigrationPhase = Literal["waiting", "copying", "catching up", "verifying", "sealed", "switched"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,23 @@ class MigrationReport:
     messages: int
     bytes: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationProgress:
+    """How far a migration has come.
+
+    It is `waiting` for its turn and for an actor, then `copying`. A large conversation is served
+    meanwhile: changes follow (`catching up`), both ends are compared (`verifying`), and only
+    while it is `sealed` do its callers wait. `bytes` and `rows` are what has arrived; it may come
+    to more than `bytes_total`, the size at the beginning, which is None until it is known.
+    """
+
+    name: str
+    phase: MigrationPhase
+    bytes: int
+    bytes_total: int | None
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)

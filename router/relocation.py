@@ -3,8 +3,8 @@
 The router's part of a migration: the name's lock, the target's actor and file, the seal, the
 directory's states, the switch, and what is left to clean up; `migration` copies and verifies.
 Until the switch, one compare-and-set in the directory, the source is the owner and any failure
-leaves it serving; from the switch on the target is, and what remains of the source is waste.
-Callers meanwhile wait at the sealed source and are sent on; none sees an error.
+leaves it serving, as does cancelling; from the switch on the target is, and what remains of the
+source is waste. Callers meanwhile wait at the sealed source and are sent on; none sees an error.
 """
 
 import asyncio
@@ -27,10 +27,11 @@ from sessions_actor.names import check_name
 from . import migration
 from .cluster import Slot, answer, unwrapped
 from .directory import Entry, Owner, State, file_of
-from .migration import Copied, End
-from .models import DrainProgress, DrainReport, MigrationReport
+from .migration import Copied, End, Gauge
+from .models import DrainProgress, DrainReport, MigrationProgress, MigrationReport
 from .placement import NodeView, migration_targets
 from .router import Router, Serving
+from .through import through
 
 # Migrations at once; those beyond wait, and their conversations are served meanwhile.
 MOVES_MAX: Final = 4
@@ -44,8 +45,19 @@ class Copy(Protocol):
     """Copies a conversation into a target's file, sealing it when it must, and verifies it."""
 
     async def __call__(
-        self, name: str, source: End, target: End, seal: migration.Seal
+        self, name: str, source: End, target: End, seal: migration.Seal, gauge: Gauge
     ) -> Copied: ...
+
+
+@dataclass(slots=True)
+class _Moving:
+    """A migration under way."""
+
+    ticket: str | None
+    gauge: Gauge = field(default_factory=Gauge)
+    task: asyncio.Future[MigrationReport] | None = None
+    cancelled: bool = False
+    report: MigrationReport | None = None
 
 
 @dataclass(slots=True)
@@ -73,6 +85,7 @@ class Relocation:
     def __init__(self, router: Router, copy: Copy = migration.copy) -> None:
         self._router, self._copy = router, copy
         self._drains: dict[str, _Drain] = {}
+        self._moving: dict[str, list[_Moving]] = {}
         self._moves = 0
         self._move_ended = asyncio.Condition()
 
@@ -85,15 +98,59 @@ class Relocation:
 
     # -------------------------------------------------------------------------- migration
 
-    async def migrate(self, name: str, node_id: str | None = None) -> MigrationReport:
+    async def migrate(
+        self, name: str, node_id: str | None = None, ticket: str | None = None
+    ) -> MigrationReport:
         """Move a conversation to another actor, on a given node or on the best one.
 
+        Cancelling the caller cancels the migration.
+
+        Args: `ticket` names this migration for `cancel`.
         Raises: ConversationNotFoundError; ValueError for an unknown node; NoCapacityError;
             MigrationFailedError, and the source goes on serving.
         """
         check_name(name)
+        self._router.entry(name)
+        moving = _Moving(ticket)
+        moving.task = asyncio.ensure_future(self._migrate(name, node_id, moving))
+        self._moving.setdefault(name, []).append(moving)
+        try:
+            return await moving.task
+        except asyncio.CancelledError:
+            if not moving.cancelled:
+                raise
+            if moving.report is not None:  # it had switched before
+                return moving.report
+            raise MigrationFailedError(name, moving.gauge.phase, "it was cancelled") from None
+        finally:
+            self._moving[name].remove(moving)
+            if not self._moving[name]:
+                del self._moving[name]
+
+    def cancel(self, name: str, ticket: str | None = None) -> bool:
+        """Give up the migrations of a conversation; says whether there was one.
+
+        Its source goes on serving; one that has switched already is brought to its end.
+
+        Args: `ticket` is that of one migration; None stands for all.
+        """
+        found = [m for m in self._moving.get(name, ()) if ticket in (None, m.ticket)]
+        for moving in found:
+            moving.cancelled = True
+            if moving.task is not None:
+                moving.task.cancel()
+        return bool(found)
+
+    def progress(self, name: str) -> MigrationProgress | None:
+        """Say how far a conversation's migration has come; None when there is none."""
+        found = [moving.gauge for moving in self._moving.get(name, ())]
+        if not found:
+            return None
+        one = next((gauge for gauge in found if gauge.phase != "waiting"), found[0])
+        return MigrationProgress(name, one.phase, one.bytes, one.bytes_total, one.rows)
+
+    async def _migrate(self, name: str, node_id: str | None, moving: _Moving) -> MigrationReport:
         router, began = self._router, time.monotonic()
-        router.entry(name)
         async with self._turn(), router.locks.hold(name):
             router.entry(name)
             await router.pool.refresh()
@@ -109,7 +166,7 @@ class Relocation:
             slot = await router.pool.acquire(
                 name, choose, router.settings.capacity_wait_s, grow=True
             )
-            return await self._move(source, slot, began)
+            return await self._move(source, slot, began, moving)
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -131,42 +188,46 @@ class Relocation:
         capacity = sum(view.max_active for view in self._router.pool.views())
         return max(1, min(MOVES_MAX, capacity // 4))
 
-    async def _move(self, source: Serving, slot: Slot, began: float) -> MigrationReport:
+    async def _move(
+        self, source: Serving, slot: Slot, began: float, moving: _Moving
+    ) -> MigrationReport:
         """Carry out a migration whose target's actor is found. The caller holds the lock."""
         router, name = self._router, source.name
         target = Owner(slot.node_id, slot.actor_name, slot.disk_id)
-        entry = await router.directory.begin_migration(name, source.epoch, target)
-        if entry is None:
-            router.pool.release(slot)
-            raise MigrationFailedError(name, "begin", "its owner changed meanwhile")
-        spec = _target_spec(router, entry)
         try:
-            copied = await self._fill(source, slot, spec)
-            switched = await router.directory.switch(name, source.epoch, target)
-            if switched is None:
-                raise MigrationFailedError(name, "switch", "its owner changed meanwhile")
+            entry = await through(router.directory.begin_migration(name, source.epoch, target))
+            if entry is None:
+                raise MigrationFailedError(name, "begin", "its owner changed meanwhile")
+            spec = _target_spec(router, entry)
+            copied = await self._fill(source, slot, spec, moving.gauge)
         except BaseException as error:
-            await asyncio.shield(self._undo(source, slot, spec))
+            await through(self._undo(source, slot))
             if isinstance(error, MigrationFailedError) or not isinstance(error, Exception):
                 raise
-            cause = unwrapped(error)
-            raise MigrationFailedError(name, "copy", f"{type(cause).__name__}: {cause}") from cause
-        router.following.follow(name, source.address)
-        router.forget(source)
-        router.begin_serving(router.spec_of(switched), slot)
-        await self._retire(source, entry)
-        return MigrationReport(
-            name=name,
-            source_node_id=source.slot.node_id,
-            target_node_id=slot.node_id,
-            epoch=switched.epoch,
-            tables=copied.tables,
-            messages=copied.messages,
-            bytes=copied.bytes,
-            seconds=time.monotonic() - began,
-        )
+            raise _failure(name, "copy", error) from error
 
-    async def _fill(self, source: Serving, slot: Slot, spec: ActivationSpec) -> Copied:
+        async def finish() -> MigrationReport:
+            switched = await self._switch(source, slot, target)
+            moving.gauge.phase = "switched"
+            moving.report = MigrationReport(
+                name=name,
+                source_node_id=source.slot.node_id,
+                target_node_id=slot.node_id,
+                epoch=switched.epoch,
+                tables=copied.tables,
+                messages=copied.messages,
+                bytes=copied.bytes,
+                seconds=time.monotonic() - began,
+            )
+            await self._retire(source, entry)
+            return moving.report
+
+        # From here on there is no way back, and cancelling comes too late.
+        return await through(finish())
+
+    async def _fill(
+        self, source: Serving, slot: Slot, spec: ActivationSpec, gauge: Gauge
+    ) -> Copied:
         """Bring everything to the target, which is ready to serve when this returns."""
         await answer(slot.actor.receive.remote(spec))
 
@@ -177,11 +238,32 @@ class Relocation:
             End(source.slot.actor, source.name, source.epoch),
             End(slot.actor, spec.name, spec.epoch),
         )
-        copied = await self._copy(source.name, *ends, seal)
+        copied = await self._copy(source.name, *ends, seal, gauge)
         await answer(slot.actor.promote.remote(spec.name, spec.epoch))
         return copied
 
-    async def _undo(self, source: Serving, slot: Slot, spec: ActivationSpec) -> None:
+    async def _switch(self, source: Serving, slot: Slot, target: Owner) -> Entry:
+        """Make the target the owner, or leave the source as it.
+
+        A directory that fails here may or may not have switched: nobody serves until it is asked
+        again, at the latest by the router that starts next.
+        """
+        router, name = self._router, source.name
+        try:
+            switched = await router.directory.switch(name, source.epoch, target)
+        except Exception as error:
+            await router.directory.abandon_migration(name, source.epoch)
+            await self._undo(source, slot)
+            raise _failure(name, "switch", error) from error
+        if switched is None:
+            await self._undo(source, slot)
+            raise MigrationFailedError(name, "switch", "its owner changed meanwhile")
+        router.following.follow(name, source.address)
+        router.forget(source)
+        router.begin_serving(router.spec_of(switched), slot)
+        return switched
+
+    async def _undo(self, source: Serving, slot: Slot) -> None:
         """Leave the source serving and nothing of the target. Serving again comes first."""
         router = self._router
         with contextlib.suppress(Exception):  # a dead source: the next call to it finds out
@@ -190,7 +272,7 @@ class Relocation:
                 DISCARD_TIMEOUT_S,
             )
         await router.directory.abandon_migration(source.name, source.epoch)
-        await self._discard(slot, spec.name, spec.epoch)
+        await self._discard(slot, source.name, source.epoch + 1)
         await self._sweep(slot.disk_id)
 
     async def _retire(self, source: Serving, entry: Entry) -> None:
@@ -333,6 +415,11 @@ class Relocation:
         serving = self._router.serving(name)
         if serving is not None:
             await self._router.let_go(serving, patience_s=SEAL_PATIENCE_S)
+
+
+def _failure(name: str, phase: str, error: Exception) -> MigrationFailedError:
+    cause = unwrapped(error)
+    return MigrationFailedError(name, phase, f"{type(cause).__name__}: {cause}")
 
 
 def _targets(views: list[NodeView], *, source_node_id: str, node_id: str | None) -> list[NodeView]:

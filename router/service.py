@@ -26,6 +26,7 @@ from .models import (
     ConversationInfo,
     DrainProgress,
     DrainReport,
+    MigrationProgress,
     MigrationReport,
     NodeInfo,
 )
@@ -145,9 +146,17 @@ class RouterActor:
         """See `Administration.nodes`."""
         return await (await self._started()).administration.nodes()
 
-    async def migrate(self, name: str, node_id: str | None) -> MigrationReport:
+    async def migrate(self, name: str, node_id: str | None, ticket: str) -> MigrationReport:
         """See `Relocation.migrate`."""
-        return await (await self._started()).relocation.migrate(name, node_id)
+        return await (await self._started()).relocation.migrate(name, node_id, ticket)
+
+    async def migration_progress(self, name: str) -> MigrationProgress | None:
+        """See `Relocation.progress`."""
+        return (await self._started()).relocation.progress(name)
+
+    async def cancel_migration(self, name: str, ticket: str | None) -> bool:
+        """See `Relocation.cancel`."""
+        return (await self._started()).relocation.cancel(name, ticket)
 
     async def start_drain(self, node_id: str) -> None:
         """See `Relocation.start_drain`."""

@@ -18,7 +18,13 @@ from sessions_actor.reader import ChangeStream
 from sessions_actor.records import ChangeEvent
 
 from .client import Client, Lines, Nodes
-from .models import ConversationInfo, DrainProgress, DrainReport, MigrationReport
+from .models import (
+    ConversationInfo,
+    DrainProgress,
+    DrainReport,
+    MigrationProgress,
+    MigrationReport,
+)
 from .settings import Settings
 
 T = TypeVar("T")
@@ -268,9 +274,19 @@ class SyncClient:
         """See `Client.verify`."""
         return shared_loop().run(self._client.verify(name))
 
-    def migrate(self, name: str, node_id: str | None = None) -> MigrationReport:
+    def migrate(
+        self,
+        name: str,
+        node_id: str | None = None,
+        *,
+        progress: Callable[[MigrationProgress], object] | None = None,
+    ) -> MigrationReport:
         """See `Client.migrate`."""
-        return shared_loop().run(self._client.migrate(name, node_id))
+        return shared_loop().run(self._client.migrate(name, node_id, progress=progress))
+
+    def cancel_migration(self, name: str) -> bool:
+        """See `Client.cancel_migration`."""
+        return shared_loop().run(self._client.cancel_migration(name))
 
     def drain(
         self, node_id: str, *, progress: Callable[[DrainProgress], object] | None = None

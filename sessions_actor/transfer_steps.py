@@ -7,7 +7,7 @@ opened yet. What one step leaves for the next is kept beside the file.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import apsw
 
@@ -31,6 +31,13 @@ class StepSite(Protocol):
 
     storage: Storage
     kept: dict[str, Any]
+
+
+class Written(NamedTuple):
+    """What one window brought."""
+
+    bytes: int
+    rows: int
 
 
 # ------------------------------------------------------------------------------ at the source
@@ -117,10 +124,11 @@ async def begin_step(site: StepSite, manifest: Manifest) -> None:
     await incoming.begin(manifest)
 
 
-async def write_step(site: StepSite, window: Window) -> int:
-    """Write one window; returns its bytes."""
+async def write_step(site: StepSite, window: Window) -> Written:
+    """Write one window; returns how much that was."""
     incoming: Incoming = site.kept["incoming"]
-    return await incoming.write(window)
+    size = await incoming.write(window)
+    return Written(size, sum(len(rows) for kind, _, rows in window if kind != "gone"))
 
 
 async def index_step(site: StepSite, manifest: Manifest) -> dict[str, TableDigest]:

@@ -15,7 +15,7 @@ from .deployment import FAILED, PARTLY, UNSOUND, Deployment, command, infos
 
 if TYPE_CHECKING:
     from ..client import Client
-    from ..models import DrainProgress, MigrationReport, NodeInfo
+    from ..models import DrainProgress, MigrationProgress, MigrationReport, NodeInfo
 
 T = TypeVar("T")
 
@@ -146,20 +146,59 @@ async def migrate(
     ] = None,
     everything: All = False,
     prefix: Prefix = "",
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Give up migrations that are under way instead.")
+    ] = False,
 ) -> int:
-    """Move conversations to other actors, verified, while they are read and written."""
+    """Move conversations to other actors, verified, while they are read and written.
+
+    Ctrl-C gives up what is under way: those conversations stay where they were.
+    """
     out = deployment.output
     async with deployment.connect() as client:
         chosen = await _chosen(client, names, everything, prefix)
-        with out.progress("Migrating", len(chosen)) as bar:
-            reports, failures = await _each(
-                chosen, lambda name: client.migrate(name, to), bar.at, at_once=MOVES_AT_ONCE
-            )
+        if cancel:
+            return await _cancel(deployment, client, chosen)
+        if len(chosen) == 1:
+            reports, failures = await _migrate_one(deployment, client, chosen[0], to)
+        else:
+            with out.progress("Migrating", len(chosen)) as bar:
+                reports, failures = await _each(
+                    chosen, lambda name: client.migrate(name, to), bar.at, at_once=MOVES_AT_ONCE
+                )
     out.json({"migrated": [reports[name] for name in sorted(reports)], "failed": failures})
     _show_moves(deployment, [reports[name] for name in sorted(reports)], failures)
     if failures:
         return PARTLY if reports else FAILED
     return 0
+
+
+async def _migrate_one(
+    deployment: Deployment, client: "Client", name: str, to: str | None
+) -> "tuple[dict[str, MigrationReport], dict[str, str]]":
+    """Migrate one conversation, telling how many of its bytes have arrived."""
+    with deployment.output.progress("Migrating", None, sizes=True) as bar:
+
+        def told(step: "MigrationProgress") -> None:
+            total = None if step.bytes_total is None else max(step.bytes, step.bytes_total)
+            bar.at(step.bytes, f"{step.phase}, {count(step.rows, 'row')}", total=total)
+
+        return await _each(
+            [name], lambda one: client.migrate(one, to, progress=told), lambda _: None, at_once=1
+        )
+
+
+async def _cancel(deployment: Deployment, client: "Client", names: list[str]) -> int:
+    out = deployment.output
+    found, failures = await _each(
+        names, client.cancel_migration, lambda _: None, at_once=MOVES_AT_ONCE
+    )
+    cancelled = sorted(name for name, was in found.items() if was)
+    out.json({"cancelled": cancelled, "failed": failures})
+    for name, reason in sorted(failures.items()):
+        out.warn(f"{name}: {reason}")
+    out.show(f"{count(len(cancelled), 'migration')} given up")
+    return FAILED if failures else 0
 
 
 def _show_moves(

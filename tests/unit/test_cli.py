@@ -12,7 +12,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from router.cli import app, deployment, with_options_last
-from router.models import ConversationInfo, MigrationReport, NodeInfo, TableDigest
+from router.models import (
+    ConversationInfo,
+    MigrationProgress,
+    MigrationReport,
+    NodeInfo,
+    TableDigest,
+)
 from sessions_actor.errors import ConversationNotFoundError, MigrationFailedError, StorageError
 from sessions_actor.records import LEAF, AppendResult, HistoryRow, SearchResult
 
@@ -102,11 +108,24 @@ class Client(MemoryClient):
         """Describe the one node."""
         return [NodeInfo("n1", "127.0.0.1", "alive", "d1", 1, 1, 100)]
 
-    async def migrate(self, name: str, node_id: str | None = None) -> MigrationReport:
+    async def migrate(
+        self,
+        name: str,
+        node_id: str | None = None,
+        *,
+        progress: Callable[[MigrationProgress], object] | None = None,
+    ) -> MigrationReport:
         """Pretend to move."""
+        if progress is not None:
+            progress(MigrationProgress(name, "waiting", 0, None, 0))
+            progress(MigrationProgress(name, "copying", 4096, 4000, 3))
         if name in self.broken:
             raise MigrationFailedError(name, "verify", "digests differ")
         return MigrationReport(name, "n1", "n1", 2, {"t": TableDigest(3, "x")}, 3, 4096, 0.25)
+
+    async def cancel_migration(self, name: str) -> bool:
+        """Pretend that some are under way."""
+        return name in self.broken
 
     async def verify(self, name: str) -> list[str]:
         """List faults."""
@@ -297,6 +316,9 @@ def test_migrate_and_verify_report_each_failure(run: Run, client: Client) -> Non
     assert "b: conversation 'b' was not migrated" in done.stderr
     moved = json.loads(run("migrate", "a", "--json").stdout)
     assert moved["migrated"][0]["tables"] == {"t": {"rows": 3, "digest": "x"}}
+    given_up = json.loads(run("migrate", "--all", "--cancel", "--json").stdout)
+    assert given_up == {"cancelled": ["b"], "failed": {}}
+    assert run("migrate", "a", "--cancel").stdout == "0 migrations given up\n"
     done = run("verify", "--all")
     assert done.exit_code == deployment.UNSOUND
     assert "its parent is missing" in done.stdout

@@ -91,7 +91,12 @@ async def test_a_copy_holds_what_the_source_holds_when_it_is_sealed(
         writer = asyncio.create_task(write_until_sealed())
         source, there = Local(alice.storage), Local(target)
         ends = migration.End(source, "alice", 1), migration.End(there, "alice", 2)
-        copied = await migration.copy("alice", *ends, seal)
+        gauge = migration.Gauge()
+        copied = await migration.copy("alice", *ends, seal, gauge)
+        assert gauge.phase == ("sealed" if live else "verifying")
+        assert copied.bytes <= gauge.bytes
+        assert gauge.rows >= copied.messages
+        assert gauge.bytes_total
         assert writes > (20 if live else -1)
         assert await digests(target) == await digests(alice.storage)
         assert copied.messages
@@ -125,7 +130,7 @@ async def test_a_lost_row_is_noticed_before_the_switch(tmp_path, monkeypatch):
 
             ends = migration.End(source, "alice", 1), migration.End(there, "alice", 2)
             with pytest.raises(MigrationFailedError, match="pairs"):
-                await migration.copy("alice", *ends, seal)
+                await migration.copy("alice", *ends, seal, migration.Gauge())
             monkeypatch.setattr(migration.steps, "write_step", write)
             source.kept["outgoing"].close()
             target.close()
@@ -143,6 +148,6 @@ async def test_tables_made_during_a_live_copy_end_it(tmp_path, monkeypatch):
 
         ends = migration.End(source, "alice", 1), migration.End(Local(target), "alice", 2)
         with pytest.raises(RuntimeError, match="ask again"):
-            await migration.copy("alice", *ends, seal)
+            await migration.copy("alice", *ends, seal, migration.Gauge())
         source.kept["outgoing"].close()
         target.close()

@@ -1,0 +1,291 @@
+"""Moves of one conversation over a fake cluster: given up, failing or finished at every step."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router import migration
+from router.directory import State
+from router.through import through
+from sessions_actor.actor import ActorState
+from sessions_actor.errors import MigrationFailedError
+from sessions_actor.hosted import Phase
+
+from .fake_cluster import until
+from .test_router import Deployment, World, ids, message
+
+# What the router asks of the two actors, in this order; the directory is written in between.
+STEPS = ("receive", "transfer", "seal", "promote", "discard")
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    found = World(tmp_path / "data")
+    found.root.mkdir()
+    yield found
+    if found.lives:
+        await found.lives[-1].upkeep.close()
+
+
+class Steps:
+    """Sees each question to an actor of the cluster, and holds up the first of one kind."""
+
+    def __init__(self, world: World, held: str) -> None:
+        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
+        self._held = held
+        for actor, _ in world.cluster.actors.values():
+            self._watch(actor)
+        start = world.cluster.start_actor
+
+        async def start_actor(node_id: str) -> Any:
+            slot = await start(node_id)
+            self._watch(slot.actor)
+            return slot
+
+        world.cluster.start_actor = start_actor  # type: ignore[method-assign]
+
+    def _watch(self, actor: Any) -> None:
+        run = actor._run
+
+        async def held(name: str, args: Any, kwargs: Any) -> Any:
+            if name == self._held and not self.reached.is_set():
+                self.reached.set()
+                await self.go_on.wait()
+            return await run(name, args, kwargs)
+
+        actor._run = held
+
+
+async def filled(life: Deployment, count: int = 20) -> Any:
+    session = life.get("alice")
+    await session.append_messages([message(f"m{i}") for i in range(count)])
+    return session
+
+
+async def is_whole(world: World, life: Deployment, session: Any, count: int = 20) -> None:
+    """One owner with everything, one file, and every other actor idle."""
+    await session.append_message(message("after"))
+    assert await ids(session) == [*(f"m{i}" for i in range(count)), "after"]
+    states = [a.target.ping().state for a, _ in world.cluster.actors.values() if not a.dead]
+    assert states.count(ActorState.HOSTING) == 1
+    assert set(states) <= {ActorState.HOSTING, ActorState.IDLE}
+    entry = life.directory.get("alice")
+    assert entry is not None
+    assert entry.state is State.ACTIVE
+    await life.router.sweep(life.router.disk_id)
+    assert list(world.root.glob("conversations/*/*.sqlite")) == [world.root / entry.file]
+    assert not life.relocation.progress("alice")
+
+
+@pytest.mark.parametrize("by", ["ticket", "name", "caller"])
+@pytest.mark.parametrize("step", STEPS)
+async def test_cancelled_at_any_step_one_owner_has_everything(
+    world: World, step: str, by: str
+) -> None:
+    life = await world.start()
+    session = await filled(life)
+    steps = Steps(world, step)
+    moving = asyncio.ensure_future(life.relocation.migrate("alice", None, "t1"))
+    await steps.reached.wait()
+    assert not life.relocation.cancel("alice", "t2")
+    assert not life.relocation.cancel("bob")
+    if by == "caller":
+        moving.cancel()
+    else:
+        assert life.relocation.cancel("alice", "t1" if by == "ticket" else None)
+    await asyncio.sleep(0)
+    steps.go_on.set()
+    [outcome] = await asyncio.gather(moving, return_exceptions=True)
+    switched = step == "discard"  # the source's: the target owns it already
+    if by == "caller":
+        assert isinstance(outcome, asyncio.CancelledError)
+    elif switched:
+        assert not isinstance(outcome, BaseException)
+        assert outcome.epoch == 2
+    else:
+        assert isinstance(outcome, MigrationFailedError)
+        assert "cancelled" in outcome.reason
+    await is_whole(world, life, session)
+    serving = life.router.serving("alice")
+    assert serving is not None
+    assert serving.epoch == (2 if switched else 1)
+
+
+async def test_cancelled_while_it_waits_for_an_actor(world: World) -> None:
+    life = await world.start(max_active=1, capacity_wait_s=30)
+    session = await filled(life)
+    moving = asyncio.ensure_future(life.relocation.migrate("alice"))
+    await until(lambda: life.router.pool._waiters)
+    progress = life.relocation.progress("alice")
+    assert progress is not None
+    assert (progress.phase, progress.bytes, progress.bytes_total) == ("waiting", 0, None)
+    assert life.relocation.cancel("alice")
+    with pytest.raises(MigrationFailedError, match="cancelled"):
+        await moving
+    await is_whole(world, life, session)
+
+
+async def test_cancelling_between_the_directory_and_its_disk_does_not_split_the_owner(
+    world: World,
+) -> None:
+    """The switch is applied at once and durable a moment later: cancelling there is too late."""
+    life = await world.start()
+    session = await filled(life)
+    switch = life.directory.switch
+
+    async def cancelled_meanwhile(*args: Any) -> Any:
+        work = asyncio.ensure_future(switch(*args))
+        await asyncio.sleep(0)
+        assert life.relocation.cancel("alice")
+        return await work
+
+    life.directory.switch = cancelled_meanwhile  # type: ignore[method-assign]
+    report = await life.relocation.migrate("alice")
+    assert report.epoch == 2
+    await is_whole(world, life, session)
+
+
+async def test_a_directory_that_cannot_switch_leaves_the_source(world: World) -> None:
+    life = await world.start()
+    session = await filled(life)
+    switch = life.directory.switch
+
+    async def fails(*args: Any) -> Any:
+        raise OSError("disk full")
+
+    life.directory.switch = fails  # type: ignore[method-assign]
+    with pytest.raises(MigrationFailedError, match="switch: OSError: disk full"):
+        await life.relocation.migrate("alice")
+    await is_whole(world, life, session)
+    life.directory.switch = switch  # type: ignore[method-assign]
+    assert (await life.relocation.migrate("alice")).messages == 21
+
+
+@pytest.mark.parametrize("written", [True, False])
+async def test_a_switch_of_unknown_outcome_is_decided_by_the_next_router(
+    world: World, written: bool
+) -> None:
+    """The directory broke at the switch: until it is read again, neither end may serve."""
+    life = await world.start()
+    await filled(life)
+    switch, abandon = life.directory.switch, life.directory.abandon_migration
+
+    async def breaks(*args: Any) -> Any:
+        if written:
+            await switch(*args)
+        life.directory.abandon_migration = broken  # type: ignore[method-assign]
+        raise OSError("I/O error")
+
+    async def broken(*args: Any) -> Any:
+        raise OSError("the gate is broken")
+
+    life.directory.switch = breaks  # type: ignore[method-assign]
+    source = life.owner("alice")
+    with pytest.raises(OSError, match="the gate is broken"):
+        await life.relocation.migrate("alice")
+    assert source.target._hosted is not None
+    assert source.target._hosted._phase is Phase.SEALED
+    life.directory.abandon_migration = abandon  # type: ignore[method-assign]
+    await life.die()
+    second = await world.start()
+    serving = second.router.serving("alice")
+    assert serving is not None
+    assert serving.epoch == (2 if written else 1)
+    await is_whole(world, second, second.get("alice"))
+
+
+async def test_a_full_disk_at_the_target_leaves_the_source_serving(world: World) -> None:
+    life = await world.start()
+    session = await filled(life)
+    receive = type(life.owner("alice").target).receive
+
+    async def receives(self: Any, spec: Any) -> None:
+        await receive(self, spec)
+        self._site.storage.sql.exec("PRAGMA max_page_count = 8")
+
+    type(life.owner("alice").target).receive = receives  # type: ignore[method-assign]
+    try:
+        with pytest.raises(MigrationFailedError):
+            await life.relocation.migrate("alice")
+    finally:
+        type(life.owner("alice").target).receive = receive  # type: ignore[method-assign]
+    await is_whole(world, life, session)
+
+
+@pytest.mark.parametrize("step", ["receive", "transfer", "seal", "promote"])
+@pytest.mark.parametrize("who", ["source", "target"])
+async def test_a_side_that_dies_at_any_step_loses_nothing(
+    world: World, step: str, who: str
+) -> None:
+    life = await world.start()
+    session = await filled(life)
+    source = life.owner("alice")
+    steps = Steps(world, step)
+    moving = asyncio.ensure_future(life.relocation.migrate("alice"))
+    await steps.reached.wait()
+    for actor, _ in world.cluster.actors.values():
+        if (actor is source) == (who == "source"):
+            actor.die()
+    steps.go_on.set()
+    [outcome] = await asyncio.gather(moving, return_exceptions=True)
+    # A source that dies once everything was copied is not needed any more.
+    late = who == "source" and step == "promote"
+    assert late or isinstance(outcome, MigrationFailedError)
+    await is_whole(world, life, session)
+
+
+async def test_progress_tells_how_much_arrived(world: World, monkeypatch: Any) -> None:
+    monkeypatch.setattr(migration, "SEALED_COPY_BYTES_MAX", 0)
+    life = await world.start()
+    session = await filled(life, 300)
+    seen: list[Any] = []
+
+    async def copy(*args: Any) -> Any:
+        work = asyncio.ensure_future(migration.copy(*args))
+        while not work.done():
+            seen.append(life.relocation.progress("alice"))
+            await asyncio.wait([work], timeout=0)
+        return work.result()
+
+    life.relocation._copy = copy
+    report = await life.relocation.migrate("alice")
+    phases = list(dict.fromkeys(one.phase for one in seen))
+    order = ["waiting", "copying", "catching up", "verifying", "sealed"]
+    assert phases == [phase for phase in order if phase in phases]
+    assert {"copying", "verifying"} <= set(phases)
+    assert seen[-1].rows >= report.messages == 300
+    assert seen[-1].bytes >= report.bytes > 0
+    assert seen[-1].bytes_total > 0
+    assert [one.bytes for one in seen] == sorted(one.bytes for one in seen)
+    assert life.relocation.progress("alice") is None
+    await is_whole(world, life, session, 300)
+
+
+async def test_work_goes_through_however_often_its_waiter_is_cancelled() -> None:
+    go_on, done = asyncio.Event(), []
+
+    async def work() -> int:
+        await go_on.wait()
+        done.append(1)
+        return 7
+
+    waiter = asyncio.ensure_future(through(work()))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        waiter.cancel()
+    await asyncio.sleep(0)
+    assert not waiter.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert done == [1]
+    assert await through(work()) == 7
+
+    async def fails() -> None:
+        raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        await through(fails())
