@@ -112,6 +112,7 @@ class Client:
             )
         client_side = self._asked.model_dump(include={"call_timeout_s", "log_to_driver"})
         self._settings = running.model_copy(update=client_side)
+        self._resolver.bounds = running.bounds
 
     async def close(self) -> None:
         """Hibernate what is active when the cluster is ours; otherwise it goes on serving."""

@@ -77,6 +77,7 @@ class Pool:
         self._draining: set[str] = set()
         self._slots: dict[str, Slot] = {}
         self._starting: Counter[str] = Counter()
+        self._evicting: Counter[str] = Counter()
         self._refilling: set[str] = set()
         self._waiters: list[_Waiter] = []
         self._changed = asyncio.Event()
@@ -270,7 +271,7 @@ class Pool:
         while self._waiters and not self._closed:
             self._changed.clear()
             self._grow()
-            await self._make_room()
+            self._make_room()
             self._assign()
             if self._waiters:
                 with contextlib.suppress(TimeoutError):
@@ -292,8 +293,11 @@ class Pool:
             for _ in range(min(count, at_once) - self._starting[node_id]):
                 self._start(node_id)
 
-    async def _make_room(self) -> None:
-        """Have conversations evicted on the nodes that those who wait need."""
+    def _make_room(self) -> None:
+        """Have conversations evicted on the nodes that those who wait need.
+
+        Nobody waits for an eviction: a frozen actor takes its time, others need not.
+        """
         now = asyncio.get_running_loop().time()
         wanted: Counter[str] = Counter()
         turn: dict[str, bool] = {}
@@ -304,13 +308,16 @@ class Pool:
                     wanted[node.node_id] += 1
                     turn.setdefault(node.node_id, full and now - waiter.since >= TURN_AFTER_S)
                     break
-        await asyncio.gather(
-            *(
-                self._evict(node_id, idle_s=EVICT_IDLE_S, turn=turn[node_id])
-                for node_id, count in wanted.items()
-                for _ in range(min(count, EVICTIONS_MAX))
-            )
-        )
+        for node_id, count in wanted.items():
+            for _ in range(min(count, EVICTIONS_MAX) - self._evicting[node_id]):
+                self._evicting[node_id] += 1
+                self._spawn(self._evict_one(node_id, turn[node_id]))
+
+    async def _evict_one(self, node_id: str, turn: bool) -> None:
+        try:
+            await self._evict(node_id, idle_s=EVICT_IDLE_S, turn=turn)
+        finally:
+            self._evicting[node_id] -= 1
 
     def _start(self, node_id: str) -> bool:
         """Start a process on a node; False when that holds as many as it may."""

@@ -439,6 +439,6 @@ def _target_spec(router: Router, entry: Entry) -> ActivationSpec:
         file=file_of(entry.name, epoch),
         quota_bytes=here.quota_bytes,
         object_class=here.object_class,
-        max_pending_calls=here.max_pending_calls,
+        bounds=here.bounds,
         follow=True,
     )

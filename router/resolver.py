@@ -7,6 +7,7 @@ from typing import Any, Final
 import ray
 
 from sessions_actor.channel import Address, Succession
+from sessions_actor.overload import Bounds
 from sessions_actor.retry import Tries, is_lost
 
 from .cluster import answer
@@ -18,12 +19,13 @@ RETRY_SLEEP_MIN_S: Final = 0.05
 class RouterResolver:
     """Asks the deployment's router; picklable, it finds the router anew in each process."""
 
-    def __init__(self, namespace: str, call_timeout_s: float) -> None:
+    def __init__(self, namespace: str, call_timeout_s: float, bounds: Bounds | None = None) -> None:
         self._namespace, self._call_timeout_s = namespace, call_timeout_s
+        self.bounds = bounds or Bounds()
         self._router: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RouterResolver, (self._namespace, self._call_timeout_s)
+        return RouterResolver, (self._namespace, self._call_timeout_s, self.bounds)
 
     @property
     def call_timeout_s(self) -> float:

@@ -52,6 +52,7 @@ ACTIVATION_TIMEOUT_S: Final = 60.0
 # How long the file of an owner that died may stay locked while its process goes.
 LOCK_WAIT_S: Final = 5.0
 HIBERNATE_TIMEOUT_S: Final = 30.0
+SWEEP_TIMEOUT_S: Final = 10.0
 
 assert EVICT_IDLE_S < TURN_AFTER_S < TURN_S
 
@@ -274,7 +275,7 @@ class Router:
             file=entry.file,
             quota_bytes=entry.quota_bytes or self.settings.quota_bytes,
             object_class=self.settings.object_class,
-            max_pending_calls=self.settings.max_pending_calls,
+            bounds=self.settings.bounds,
             follow=self.following.is_followed(entry.name),
         )
 
@@ -398,8 +399,11 @@ class Router:
         waste = self.directory.waste(disk)
         slot = self.pool.slot_on_disk(disk)
         if waste and slot is not None:
-            asked = slot.actor.remove_files.remote([one.file for one in waste])
-            gone = set(await answer(asked))
+            asked = answer(slot.actor.remove_files.remote([one.file for one in waste]))
+            try:
+                gone = set(await asyncio.wait_for(asked, SWEEP_TIMEOUT_S))
+            except TimeoutError:  # that actor is busy or frozen; the files lie well until later
+                return
             await self.directory.removed([one for one in waste if one.file in gone])
 
     async def settle(self, entry: Entry) -> None:

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from sessions_actor.limits import MIB, QUOTA_BYTES_DEFAULT
+from sessions_actor.overload import PENDING_BYTES_DEFAULT, PENDING_CALLS_DEFAULT, Bounds
 
 QUOTA_BYTES_MIN: Final = MIB // 4
 
@@ -65,8 +66,14 @@ class Settings(BaseSettings):
     call_timeout_s: float = Field(default=60.0, gt=0)
     """How long a call is retried and waited for before it fails with `TimeoutError`."""
 
-    max_pending_calls: int = Field(default=4096, ge=1)
-    """Calls that may wait in one conversation; one more fails with `OverloadedError`."""
+    max_pending_calls: int = Field(default=PENDING_CALLS_DEFAULT, ge=1)
+    """Calls that may wait in one conversation; one more fails at once with `OverloadedError`.
+
+    Counted in the conversation and, apart, in each event loop that calls it.
+    """
+
+    max_pending_bytes: int = Field(default=PENDING_BYTES_DEFAULT, ge=1)
+    """Bytes of arguments in those calls; past it likewise. A larger call passes on its own."""
 
     actor_cpus: float = Field(default=0.01, gt=0, le=1)
     """Ray CPUs that an actor holds, so that a node with conversations is not taken for idle."""
@@ -95,6 +102,11 @@ class Settings(BaseSettings):
         if self.max_active is not None and self.warm_actors > self.max_active:
             raise ValueError("warm_actors is at most max_active")
         return self
+
+    @property
+    def bounds(self) -> Bounds:
+        """What may wait in one conversation."""
+        return Bounds(self.max_pending_calls, self.max_pending_bytes)
 
     def conflicts(self, running: "Settings") -> dict[str, tuple[Any, Any]]:
         """Return what was asked for explicitly and differs in a running deployment.

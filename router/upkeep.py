@@ -18,6 +18,8 @@ from .router import Router, Serving
 TEND_S: Final = 1.0
 LOOK_AROUND_S: Final = 5.0
 CLOSE_PATIENCE_S: Final = 2.0
+# Conversations that hibernate for idleness at once.
+LETTING_GO_MAX: Final = 16
 
 
 class Upkeep:
@@ -26,6 +28,7 @@ class Upkeep:
     def __init__(self, router: Router) -> None:
         self._router = router
         self._tending: asyncio.Task[None] | None = None
+        self._letting_go: set[asyncio.Task[bool]] = set()
 
     async def start(self, home_node_id: str) -> None:
         """Settle what an earlier router left, and keep actors warm on the home node."""
@@ -122,19 +125,32 @@ class Upkeep:
         while True:
             await asyncio.sleep(tick)
             with contextlib.suppress(Exception):  # a cluster in trouble: the next round sees more
-                await self._hibernate_idle()
+                self._hibernate_idle()
                 if router.now() - looked >= LOOK_AROUND_S:
                     looked = router.now()
                     await self._look_around()
 
-    async def _hibernate_idle(self) -> None:
+    def _hibernate_idle(self) -> None:
         router = self._router
         limit = router.settings.idle_timeout_s
         for serving in router.servings():
             if router.now() - serving.used_at < limit:
                 break
+            if len(self._letting_go) >= LETTING_GO_MAX:
+                break
             if not router.locks.is_held(serving.name):
-                await router.let_go(serving, idle_s=limit)
+                self._let_go(serving, limit)
+
+    def _let_go(self, serving: Serving, idle_s: float) -> None:
+        """Hibernate without waiting for it: a frozen owner must not stop all upkeep."""
+        task = asyncio.create_task(self._router.let_go(serving, idle_s=idle_s))
+        self._letting_go.add(task)
+        task.add_done_callback(self._let_go_ended)
+
+    def _let_go_ended(self, task: asyncio.Task[bool]) -> None:
+        self._letting_go.discard(task)
+        if not task.cancelled():
+            task.exception()  # whatever it was: the next round sees more
 
     async def _look_around(self) -> None:
         router, pool = self._router, self._router.pool

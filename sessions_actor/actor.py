@@ -26,6 +26,7 @@ from .durable_object import DurableObject
 from .errors import StaleEpochError, StorageError
 from .hosted import Ended, Hosted, Remains
 from .open_object import Activation
+from .overload import Bounds
 from .storage import Storage
 
 T = TypeVar("T")
@@ -74,7 +75,7 @@ class ActivationSpec:
     file: str
     quota_bytes: int
     object_class: str
-    max_pending_calls: int
+    bounds: Bounds = field(default_factory=Bounds)
     follow: bool = False
 
 
@@ -192,7 +193,7 @@ class ConversationActor:
                     activation,
                     name=spec.name,
                     epoch=spec.epoch,
-                    max_pending_calls=spec.max_pending_calls,
+                    bounds=spec.bounds,
                     follow=spec.follow,
                     on_lost=self._on_lost,
                 )

@@ -4,12 +4,13 @@ Rules:
 - What is asked while a frame is under way travels together as the next one, in order, each part
   with its own outcome. Calls that may take long travel alone and hold up nobody.
 - The owner's address is kept until it proves wrong; only then is the resolver asked.
+- What waits is bounded in calls and bytes; past that a call fails at once (see `overload`).
 - A call ends with its result, with an error of its own, or, after `call_timeout_s` without reaching
   an owner, with TimeoutError. A call that an owner is working on may take its time.
 """
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
@@ -17,6 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from . import wire
 from .errors import MigratingError
 from .limits import MIB
+from .overload import Bounds, Load
 from .retry import CutShortError, Tries, Verdict, judge
 from .waiting import future_of, settle
 from .wire import Answer, Part
@@ -54,6 +56,10 @@ class Resolver(Protocol):
     def call_timeout_s(self) -> float:
         """How long a call is retried."""
 
+    @property
+    def bounds(self) -> Bounds:
+        """What may wait in one conversation."""
+
     async def resolve(self, name: str, failed: Address | None) -> Address:
         """Return the conversation's owner, activating it if need be.
 
@@ -90,7 +96,8 @@ class Channel:
         self._address: Address | None = None
         self._failed: Address | None = None
         self._locating = asyncio.Lock()
-        self._queue: deque[Call] = deque()
+        self._load = Load(resolver.bounds)
+        self._queue: OrderedDict[Call, None] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending = False
 
@@ -103,15 +110,21 @@ class Channel:
         """Make one call; returns what `wire.load_result` reads.
 
         Raises: what the conversation raised; RoutingError, StorageError from the resolver;
-            TimeoutError when no owner was reached in time.
+            OverloadedError at once when too much waits, here or there; TimeoutError when no
+            owner was reached in time.
         """
         known = wire.METHODS[method]
+        self._load.take(len(args))
         call = self._new(Part(session_id, method, args), known.repeatable)
-        if known.alone:
-            await self._deliver([call])
-        else:
-            self._enqueue(call)
-        return await call.future
+        try:
+            if known.alone:
+                await self._deliver([call])
+            else:
+                self._enqueue(call)
+            return await call.future
+        finally:
+            self._queue.pop(call, None)  # given up before it travelled
+            self._load.give_back(len(args))
 
     def start(self, session_id: str, method: str, args: bytes) -> Call:
         """Queue one call that travels with others, without waiting for it."""
@@ -126,7 +139,7 @@ class Channel:
     # ------------------------------------------------------------------------------ sending
 
     def _enqueue(self, call: Call) -> None:
-        self._queue.append(call)
+        self._queue[call] = None
         if not self._sending:
             self._sending = True
             self._spawn(self._send())
@@ -148,10 +161,12 @@ class Channel:
         calls: list[Call] = []
         size = 0
         while self._queue and len(calls) < FRAME_PARTS_MAX:
-            size += len(self._queue[0].part.args)
+            call = next(iter(self._queue))
+            size += len(call.part.args)
             if calls and size > FRAME_BYTES_MAX:
                 break
-            calls.append(self._queue.popleft())
+            del self._queue[call]
+            calls.append(call)
         return calls
 
     async def _deliver(self, calls: Sequence[Call]) -> None:

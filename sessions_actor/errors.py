@@ -90,14 +90,17 @@ class MigratingError(RoutingError):
 
 
 class OverloadedError(RoutingError):
-    """More calls wait than the conversation accepts."""
+    """More waits than the conversation accepts; `unit` says what is counted: calls or bytes."""
 
-    def __init__(self, pending: int, limit: int) -> None:
-        super().__init__(pending, limit)
-        self.pending, self.limit = pending, limit
+    def __init__(self, pending: int, limit: int, unit: str = "calls") -> None:
+        super().__init__(pending, limit, unit)
+        self.pending, self.limit, self.unit = pending, limit, unit
 
     def __str__(self) -> str:
-        return f"{self.pending} calls are pending (limit {self.limit}): retry later"
+        return (
+            f"{self.pending:,} {self.unit} are pending (limit {self.limit:,}): await some of the"
+            f" calls under way, then retry; max_pending_{self.unit} is the limit"
+        )
 
 
 class NoCapacityError(RoutingError):
@@ -108,6 +111,8 @@ class NoCapacityError(RoutingError):
         self.node_count = node_count
 
     def __str__(self) -> str:
+        if not self.node_count:
+            return "no live node mounts the disk that holds it: bring that node or its disk back"
         return (
             f"none of {self.node_count} nodes has room for another conversation:"
             " retry later, add a node or raise max_active"

@@ -12,6 +12,7 @@ Rules:
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import itertools
 import time
@@ -27,6 +28,7 @@ from .durable_object import DurableObject
 from .errors import MigratingError, OverloadedError, RoutingError, StaleEpochError
 from .limits import WINDOW_BYTES_MAX, WINDOW_ROWS_MAX
 from .open_object import Activation
+from .overload import Bounds, Load
 from .records import ChangeEvent, Compaction
 from .sessions import Session, Sessions
 from .waiting import settle
@@ -75,18 +77,36 @@ class Ended:
 class Remains:
     """What those who wait may still fetch from an activation: outcomes and changes."""
 
-    def __init__(self) -> None:
+    def __init__(self, bounds: Bounds) -> None:
         self.log: ChangeLog | None = None
+        self._bounds = bounds
         self._tickets: OrderedDict[str, asyncio.Task[Answer]] = OrderedDict()
+        self._outcomes: OrderedDict[str, int] = OrderedDict()  # sizes, the oldest first
+        self._outcome_bytes = 0
         self._count = itertools.count()
 
-    def ticket(self, task: asyncio.Task[Answer], keep: int) -> Answer:
-        """Give a call that takes long a ticket; the oldest outcomes beyond `keep` are dropped."""
+    def ticket(self, task: asyncio.Task[Answer]) -> Answer:
+        """Give a call that takes long a ticket.
+
+        Outcomes that nobody fetches are kept within the bounds of what may wait: the oldest go.
+        """
         ticket = str(next(self._count))
         self._tickets[ticket] = task
-        while len(self._tickets) > keep:
-            self._tickets.popitem(last=False)
+        task.add_done_callback(functools.partial(self._came, ticket))
         return Answer(wire.WAITING, ticket.encode())
+
+    def _came(self, ticket: str, task: asyncio.Task[Answer]) -> None:
+        size = 0 if task.cancelled() else len(task.result().data)
+        self._outcomes[ticket] = size
+        self._outcome_bytes += size
+        while len(self._outcomes) > 1 and (
+            len(self._outcomes) > self._bounds.calls or self._outcome_bytes > self._bounds.bytes
+        ):
+            self._forget(next(iter(self._outcomes)))
+
+    def _forget(self, ticket: str) -> None:
+        self._tickets.pop(ticket, None)
+        self._outcome_bytes -= self._outcomes.pop(ticket, 0)
 
     def slow(self) -> set[asyncio.Task[Answer]]:
         """Calls that have a ticket and are still under way."""
@@ -100,7 +120,7 @@ class Remains:
         await settle([task], wait_s)
         if not task.done():
             return Answer(wire.WAITING, ticket.encode())
-        self._tickets.pop(ticket, None)
+        self._forget(ticket)
         return task.result()
 
 
@@ -142,17 +162,17 @@ class Hosted:
         *,
         name: str,
         epoch: int,
-        max_pending_calls: int,
+        bounds: Bounds,
         follow: bool = False,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self.name, self.epoch = name, epoch
         self.host = activation.host
         self.storage = activation.storage
-        self.remains = Remains()
+        self.remains = Remains(bounds)
         self._activation = activation
         self._sessions = sessions_of(self.host)
-        self._max_pending = max_pending_calls
+        self._load = Load(bounds)
         self._on_lost = on_lost
         self._phase = Phase.SERVING
         self._moved = asyncio.Event()
@@ -209,23 +229,40 @@ class Hosted:
 
     async def serve(self, epoch: int, parts: list[Part]) -> list[Answer]:
         """Carry out the parts of one frame; answers come in their order, within a moment."""
-        refusal = await self._admit(epoch, len(parts))
+        refused = self._take(parts)
+        admitted = [part for i, part in enumerate(parts) if i not in refused] if refused else parts
+        if not admitted:
+            return [refused[i] for i in range(len(parts))]
+        refusal = await self._admit(epoch)
         if refusal is not None:
-            return [Answer(wire.ERROR, wire.dump_error(refusal))] * len(parts)
+            for part in admitted:
+                self._load.give_back(len(part.args))
+            return [_error(refusal)] * len(parts)
         self._active_at_ms = _now_ms()
         tasks = []
-        for part in parts:
+        for part in admitted:
             task = asyncio.create_task(self._run(part))
             self._running.add(task)
-            task.add_done_callback(self._done)
+            task.add_done_callback(functools.partial(self._done, len(part.args)))
             tasks.append(task)
         await settle(tasks, PROMPT_S)
-        return [
-            task.result() if task.done() else self.remains.ticket(task, 2 * self._max_pending)
-            for task in tasks
-        ]
+        answers = [task.result() if task.done() else self.remains.ticket(task) for task in tasks]
+        if not refused:
+            return answers
+        given = iter(answers)
+        return [refused.get(i) or next(given) for i in range(len(parts))]
 
-    async def _admit(self, epoch: int, count: int) -> RoutingError | None:
+    def _take(self, parts: list[Part]) -> dict[int, Answer]:
+        """Count parts in; return, by place, the answers to those that are too many."""
+        refused = {}
+        for i, part in enumerate(parts):
+            try:
+                self._load.take(len(part.args))
+            except OverloadedError as error:
+                refused[i] = _error(error)
+        return refused
+
+    async def _admit(self, epoch: int) -> RoutingError | None:
         """Wait out a seal; return why the calls are refused, if they are."""
         if self._phase is Phase.SEALED and epoch == self.epoch:
             deadline = self._clock() + SEALED_WAIT_S
@@ -237,11 +274,10 @@ class Hosted:
                     await asyncio.wait_for(self._moved.wait(), left)
         if epoch != self.epoch or self._phase is Phase.ENDED:
             return StaleEpochError(epoch, self.epoch)
-        if len(self._running) + count > max(self._max_pending, count):
-            return OverloadedError(len(self._running), self._max_pending)
         return None
 
-    def _done(self, task: asyncio.Task[Answer]) -> None:
+    def _done(self, size: int, task: asyncio.Task[Answer]) -> None:
+        self._load.give_back(size)
         self._running.discard(task)
         self._used_at = self._clock()
         if not self._running:
@@ -438,6 +474,10 @@ _OWN_METHODS: Final = {
     wire.LIST_SESSIONS: Hosted._session_ids,
     wire.VERIFY: Hosted._verify,
 }
+
+
+def _error(error: Exception) -> Answer:
+    return Answer(wire.ERROR, wire.dump_error(error))
 
 
 async def _rows(session: Session, request: WindowRequest, max_bytes: int) -> Window:

@@ -15,7 +15,7 @@ SOURCES = sorted(p for name in ("sessions_actor", "router") for p in (ROOT / nam
 # Imports point down: a module imports its own layer and those below.
 LAYERS = {
     "limits errors records names codec messages chunks attachments tokens overlays windows": 0,
-    "compaction": 0,
+    "compaction overload": 0,
     "gate database_file sql keyvalue storage": 1,
     "durable_object lifecycle open_object": 2,
     "sessions": 3,

@@ -9,6 +9,7 @@ import pytest
 
 from sessions_actor import StaleEpochError, wire
 from sessions_actor.actor import ActivationSpec, ConversationActor
+from sessions_actor.overload import Bounds
 from sessions_actor.transfer_steps import size_step
 
 
@@ -19,7 +20,7 @@ def spec(name: str, epoch: int) -> ActivationSpec:
         f"conversations/{name}.sqlite",
         10**9,
         "sessions_actor.conversation:Conversation",
-        100,
+        Bounds(calls=100),
     )
 
 

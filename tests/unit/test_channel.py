@@ -11,6 +11,7 @@ from sessions_actor import channel as channel_module
 from sessions_actor import wire
 from sessions_actor.channel import Address, Channel, Succession
 from sessions_actor.errors import MigratingError, NoCapacityError, StaleEpochError
+from sessions_actor.overload import Bounds
 from sessions_actor.retry import is_lost
 from sessions_actor.wire import Answer, Part
 
@@ -57,6 +58,7 @@ class Directory:
     """Resolves to each owner in turn; the last one stays."""
 
     call_timeout_s = 5.0
+    bounds = Bounds()
 
     def __init__(self, *owners: Any) -> None:
         self.owners = list(owners)

@@ -9,6 +9,7 @@ import pytest
 from sessions_actor import wire
 from sessions_actor.channel import Address, Succession
 from sessions_actor.handle import ConversationHandle, SessionHandle
+from sessions_actor.overload import Bounds
 from sessions_actor.sessions import Session
 
 
@@ -16,6 +17,7 @@ class Nobody:
     """A resolver that must not be asked."""
 
     call_timeout_s = 1.0
+    bounds = Bounds()
 
     async def resolve(self, name: str, failed: Address | None) -> Address:
         raise AssertionError("nothing should have been sent")

@@ -12,6 +12,7 @@ from sessions_actor import DurableObject, Lifecycle, ObjectState, Sessions, wire
 from sessions_actor.errors import MigratingError, OverloadedError, StaleEpochError
 from sessions_actor.hosted import TRANSITIONS, Hosted, Phase, sessions_of
 from sessions_actor.open_object import Activation
+from sessions_actor.overload import Bounds
 from sessions_actor.wire import Answer, Part, WindowRequest
 
 from .fake_cluster import until
@@ -32,6 +33,11 @@ class Host(DurableObject):
         await self.release.wait()
         self.finished = True
         return "released"
+
+    async def echo_later(self, value: Any, times: int = 1) -> Any:
+        """Give back what was given so many times, once released."""
+        await self.release.wait()
+        return value * times
 
     async def stubborn(self) -> None:
         """Go on although it was cancelled, and write."""
@@ -58,7 +64,7 @@ async def host(tmp_path: Path, **options: Any) -> Hosted:
         Host, name="alice", path=tmp_path / "alice.sqlite", epoch=3
     )
     await activation.start()
-    options = {"max_pending_calls": 100} | options
+    options = {"bounds": Bounds(calls=100)} | options
     return Hosted(activation, name="alice", epoch=3, **options)
 
 
@@ -140,7 +146,7 @@ async def test_a_call_that_takes_long_is_answered_with_a_ticket(hosted: Hosted) 
 
 
 async def test_more_calls_than_it_may_hold_are_refused_at_once(tmp_path: Path) -> None:
-    hosted = await host(tmp_path, max_pending_calls=3)
+    hosted = await host(tmp_path, bounds=Bounds(calls=3))
     await hosted.serve(3, [call("hold") for _ in range(3)])
     (answer,) = await hosted.serve(3, [part("get_message", "m")])
     error = error_of(answer)

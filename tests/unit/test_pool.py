@@ -11,7 +11,7 @@ import pytest
 
 from router.cluster import Slot
 from router.placement import candidates
-from router.pool import Pool
+from router.pool import EVICTIONS_MAX, Pool
 from sessions_actor.errors import NoCapacityError, StorageError
 
 from .fake_cluster import FakeCluster, until
@@ -73,6 +73,29 @@ async def test_processes_are_bounded_and_waiting_too(rigs: Any) -> None:
     assert refused.value.node_count == 1
     assert rig.cluster.starts == 3
     assert rig.asked > 0
+
+
+async def test_an_eviction_that_hangs_holds_up_nobody(rigs: Any) -> None:
+    rig = await rigs(nodes=2, max_active=2)
+    asked = 0
+
+    async def hang(node_id: str, *, idle_s: float, turn: bool = False) -> bool:
+        nonlocal asked
+        asked += 1
+        await asyncio.Event().wait()
+        return True
+
+    rig.pool._evict = hang
+    for i in range(4):  # each next one would need an eviction, or a process started
+        await rig.pool.acquire(f"c{i}", ANY, 5)
+    assert asked > 0
+    waiting = [asyncio.create_task(rig.pool.acquire(f"late{i}", ANY, 5)) for i in range(2)]
+    await asyncio.sleep(0.1)
+    assert asked <= 2 * EVICTIONS_MAX, "those that hang are counted"
+    slot = rig.pool.slots[0]
+    rig.pool.release(slot)
+    assert await waiting[0] is slot
+    waiting[1].cancel()
 
 
 async def test_who_asks_first_is_served_first(rigs: Any) -> None:

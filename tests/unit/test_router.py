@@ -22,6 +22,7 @@ from sessions_actor.errors import (
     StorageCorruptError,
 )
 from sessions_actor.handle import ConversationHandle
+from sessions_actor.overload import Bounds
 
 from .fake_cluster import FakeActor, FakeCluster, until
 
@@ -30,6 +31,7 @@ class Deployment:
     """One life of a router over a cluster that outlives it."""
 
     call_timeout_s = 10.0
+    bounds = Bounds()
 
     def __init__(self, root: Path, cluster: FakeCluster, **settings: Any) -> None:
         chosen = {"storage_root": root, "warm_actors": 0, "max_active": 4, "lease_ttl_s": 0.2}
@@ -332,7 +334,7 @@ async def test_a_half_made_migration_ends_in_one_owner(world: World, died_at: st
     entry = await first.directory.begin_migration("alice", 1, target)
     assert entry is not None
     spec = ActivationSpec(
-        "alice", 2, entry.file.replace(".1.", ".2."), 10**9, source.spec.object_class, 100
+        "alice", 2, entry.file.replace(".1.", ".2."), 10**9, source.spec.object_class
     )
     steps = ["begin", "receive", "seal", "promote", "switch"]
     done = steps[: steps.index(died_at) + 1]
@@ -544,3 +546,17 @@ async def test_a_router_that_shuts_down_leaves_everything_asleep(world: World) -
     directory = Directory(world.root)
     assert directory.unsettled() == []
     directory.close()
+
+
+async def test_a_frozen_owner_does_not_stop_upkeep(world: World) -> None:
+    life = await world.start(idle_timeout_s=0.05, lease_ttl_s=60)
+    await life.get("frozen").append_message(message("m"))
+    frozen = life.owner("frozen")
+    frozen.silent = True
+    await asyncio.sleep(0.2)  # it is idle by now, and asked to let go
+    await life.get("other").append_message(message("m"))
+    await until(lambda: life.router.serving("other") is None)
+    entry = life.directory.get("other")
+    assert entry is not None
+    assert entry.state is State.HIBERNATED
+    frozen.die()

@@ -28,6 +28,7 @@ def test_every_field_is_readable_from_the_environment(monkeypatch: pytest.Monkey
         "lease_ttl_s": 4.0,
         "call_timeout_s": 5.0,
         "max_pending_calls": 9,
+        "max_pending_bytes": 10,
         "actor_cpus": 0.5,
         "log_to_driver": True,
     }

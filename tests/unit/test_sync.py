@@ -10,6 +10,7 @@ import pytest
 
 from router.sync import LoopThread, SyncConversation, SyncSession, SyncStream, shared_loop
 from sessions_actor.handle import ConversationHandle
+from sessions_actor.overload import Bounds
 
 
 class Source:
@@ -92,6 +93,7 @@ class Resolver:
     """Never asked."""
 
     call_timeout_s = 1.0
+    bounds = Bounds()
 
 
 def test_blocking_handles_pickle() -> None:
