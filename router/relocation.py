@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -431,14 +431,6 @@ def _targets(views: list[NodeView], *, source_node_id: str, node_id: str | None)
 def _target_spec(router: Router, entry: Entry) -> ActivationSpec:
     """Return what the target of a migration hosts: the next epoch, in a file of its own."""
     assert entry.state is State.MIGRATING
-    here = router.spec_of(entry)
     epoch = entry.epoch + 1
-    return ActivationSpec(
-        name=entry.name,
-        epoch=epoch,
-        file=file_of(entry.name, epoch),
-        quota_bytes=here.quota_bytes,
-        object_class=here.object_class,
-        bounds=here.bounds,
-        follow=True,
-    )
+    here = router.spec_of(entry)
+    return replace(here, epoch=epoch, file=file_of(entry.name, epoch), follow=True)

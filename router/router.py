@@ -277,6 +277,7 @@ class Router:
             object_class=self.settings.object_class,
             bounds=self.settings.bounds,
             follow=self.following.is_followed(entry.name),
+            client_limits=self.settings.client_limits,
         )
 
     # ------------------------------------------------------------------------- hibernation

@@ -12,7 +12,7 @@ from typing import Any, Final
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from sessions_actor.limits import MIB, QUOTA_BYTES_DEFAULT
+from sessions_actor.limits import MIB, QUOTA_BYTES_DEFAULT, ClientLimits
 from sessions_actor.overload import PENDING_BYTES_DEFAULT, PENDING_CALLS_DEFAULT, Bounds
 
 QUOTA_BYTES_MIN: Final = MIB // 4
@@ -75,6 +75,12 @@ class Settings(BaseSettings):
     max_pending_bytes: int = Field(default=PENDING_BYTES_DEFAULT, ge=1)
     """Bytes of arguments in those calls; past it likewise. A larger call passes on its own."""
 
+    client_message_bytes_max: int | None = Field(default=None, ge=1)
+    """Most bytes of JSON of a message that `source="client"` may write; None: no limit."""
+
+    client_parts_max: int | None = Field(default=None, ge=1)
+    """Most parts of a message that `source="client"` may write; None: no limit."""
+
     actor_cpus: float = Field(default=0.01, gt=0, le=1)
     """Ray CPUs that an actor holds, so that a node with conversations is not taken for idle."""
 
@@ -107,6 +113,11 @@ class Settings(BaseSettings):
     def bounds(self) -> Bounds:
         """What may wait in one conversation."""
         return Bounds(self.max_pending_calls, self.max_pending_bytes)
+
+    @property
+    def client_limits(self) -> ClientLimits:
+        """What every conversation holds clients to, beside what its class sets."""
+        return ClientLimits(self.client_message_bytes_max, self.client_parts_max)
 
     def conflicts(self, running: "Settings") -> dict[str, tuple[Any, Any]]:
         """Return what was asked for explicitly and differs in a running deployment.

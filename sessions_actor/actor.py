@@ -25,6 +25,7 @@ from .disk import disk_id, file_bytes, remove_file, root_here
 from .durable_object import DurableObject
 from .errors import StaleEpochError, StorageError
 from .hosted import Ended, Hosted, Remains
+from .limits import NO_CLIENT_LIMITS, ClientLimits
 from .open_object import Activation
 from .overload import Bounds
 from .storage import Storage
@@ -77,6 +78,7 @@ class ActivationSpec:
     object_class: str
     bounds: Bounds = field(default_factory=Bounds)
     follow: bool = False
+    client_limits: ClientLimits = NO_CLIENT_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,7 @@ class ConversationActor:
                     name=spec.name,
                     epoch=spec.epoch,
                     bounds=spec.bounds,
+                    client_limits=spec.client_limits,
                     follow=spec.follow,
                     on_lost=self._on_lost,
                 )

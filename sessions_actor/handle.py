@@ -147,7 +147,8 @@ class SessionHandle:
         Args:
             parent_id: omitted, the active leaf; None, a new root; an id of this session, a
                 branch; anything else, a new root.
-            source: "client" strips reserved metadata keys.
+            source: "client" strips reserved metadata keys and holds to the limits set for
+                clients.
 
         Raises: ValueError naming an ill-formed field; TypeError for what JSON cannot hold;
             QuotaExceededError. Nothing is written then.

@@ -26,7 +26,7 @@ from . import wire
 from .change_log import ChangeLog
 from .durable_object import DurableObject
 from .errors import MigratingError, OverloadedError, RoutingError, StaleEpochError
-from .limits import WINDOW_BYTES_MAX, WINDOW_ROWS_MAX
+from .limits import NO_CLIENT_LIMITS, WINDOW_BYTES_MAX, WINDOW_ROWS_MAX, ClientLimits
 from .open_object import Activation
 from .overload import Bounds, Load
 from .records import ChangeEvent, Compaction
@@ -163,6 +163,7 @@ class Hosted:
         name: str,
         epoch: int,
         bounds: Bounds,
+        client_limits: ClientLimits = NO_CLIENT_LIMITS,
         follow: bool = False,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
@@ -172,6 +173,7 @@ class Hosted:
         self.remains = Remains(bounds)
         self._activation = activation
         self._sessions = sessions_of(self.host)
+        self._sessions.limit_clients(client_limits)
         self._load = Load(bounds)
         self._on_lost = on_lost
         self._phase = Phase.SERVING

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from ..lifecycle import LifecycleCapability
+from ..limits import ClientLimits
 from . import schema
 from .engine import Engine
 from .feed import ChangeFeed, Listener
@@ -23,14 +24,26 @@ SCHEMA_VERSION = 1
 class Sessions(LifecycleCapability):
     """Tree-structured messages, branches, overlays, attachments and search in one file."""
 
-    def __init__(self, *, reserved_metadata_keys: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        reserved_metadata_keys: Collection[str] = (),
+        client_message_bytes_max: int | None = None,
+        client_parts_max: int | None = None,
+    ) -> None:
         """Make the capability.
 
         Args:
             reserved_metadata_keys: metadata keys stripped from messages of `source="client"`.
+            client_message_bytes_max: most bytes of JSON, payloads inline, of a message that
+                `source="client"` may write; None for no limit.
+            client_parts_max: most parts of such a message; None for no limit.
+
+        Raises: ValueError for a limit below 1.
         """
         super().__init__("sessions")
         self._reserved = tuple(reserved_metadata_keys)
+        self._client_limits = ClientLimits(client_message_bytes_max, client_parts_max)
         self._sessions: dict[str, Session] = {}
         self._engine: Engine | None = None
         self.feed = ChangeFeed(self.emit)
@@ -41,6 +54,15 @@ class Sessions(LifecycleCapability):
         if self._engine is None:
             raise RuntimeError("Sessions has not started: await lifecycle.ready() first")
         return self._engine
+
+    @property
+    def client_limits(self) -> ClientLimits:
+        """What `source="client"` may write."""
+        return self._client_limits
+
+    def limit_clients(self, limits: ClientLimits) -> None:
+        """Hold clients to these bounds too; those the capability was made with stay."""
+        self._client_limits = self._client_limits.tightened(limits)
 
     def session(self, session_id: str = "") -> Session:
         """Get the handle of a session; the same one for the same id."""

@@ -92,10 +92,14 @@ class Engine:
         )
 
     def do_append(self, session_id: str, new: Prepared, parent_id: Parent) -> bool:
-        """Append unless the id is known; tell whether it was inserted."""
+        """Append unless the id is known; tell whether it was inserted.
+
+        Raises: ValueError for a parent below the message; for more than a client may write.
+        """
         store = self.store
         if store.exists(session_id, new.row.id):
             return False
+        new.require_size()
         leaf_id = store.tail(session_id).leaf_id
         if parent_id is LEAF:
             parent = leaf_id
@@ -138,7 +142,10 @@ class Engine:
             order.add(seq, new.row.id)
 
     def do_update(self, session_id: str, new: Prepared) -> bool | None:
-        """Replace a message; None: no such id, False: unchanged, nothing written."""
+        """Replace a message; None: no such id, False: unchanged, nothing written.
+
+        Raises: ValueError for more than a client may write.
+        """
         store = self.store
         old = store.stored_row(session_id, new.row.id)
         if old is None:
@@ -153,6 +160,7 @@ class Engine:
             if hashlib.sha256(text).hexdigest() == new.row.content_hash:
                 store.stamp(session_id, new.row.id, new.row.content_hash)
                 return False
+        new.require_size()
         warm = session_id in self._totals
         before = store.sized_walk(session_id, new.row.id, 1) if warm else []
         store.replace(session_id, new.row, old.content_chunks)

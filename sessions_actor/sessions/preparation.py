@@ -14,7 +14,7 @@ from typing import Any
 from ..attachments import count_pointers, extract
 from ..chunks import split_utf8
 from ..codec import dumps
-from ..limits import ROW_BYTES_MAX
+from ..limits import NO_CLIENT_LIMITS, ROW_BYTES_MAX, ClientLimits
 from ..messages import SessionMessage, sanitize, strip_reserved, validate_message
 from ..tokens import estimate_message
 from .sql import is_text
@@ -23,12 +23,24 @@ from .store import NewRow
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A message ready to be written: all that takes work and touches nothing."""
+    """A message ready to be written: all that takes work and touches nothing.
+
+    `excess` says which limit of client input it passes; it may still turn out to be known.
+    """
 
     message: SessionMessage
     row: NewRow
     stored: SessionMessage
     row_bytes: int
+    excess: str | None = None
+
+    def require_size(self) -> None:
+        """Refuse what a client may not write.
+
+        Raises: ValueError naming the limit.
+        """
+        if self.excess is not None:
+            raise ValueError(self.excess)
 
 
 def slices_of(text: bytes) -> list[bytes]:
@@ -62,17 +74,37 @@ def stored_row(message: SessionMessage) -> tuple[NewRow, SessionMessage, int]:
 
 
 def prepare(
-    message: SessionMessage, source: str, reserved_metadata_keys: Collection[str]
+    message: SessionMessage,
+    source: str,
+    reserved_metadata_keys: Collection[str],
+    client_limits: ClientLimits = NO_CLIENT_LIMITS,
 ) -> Prepared:
     """Run the write pipeline up to the transaction: check, sanitise, strip, extract, split.
+
+    A client's message that passes a limit is marked, not refused: clients post transcripts back,
+    and what is stored already writes nothing.
 
     Raises: ValueError naming the field; TypeError naming the place of what is not JSON.
     """
     validate_message(message)
+    excess = _excess(message, client_limits) if source == "client" else None
     message = sanitize(message)
     if source == "client":
         message = strip_reserved(message, reserved_metadata_keys)
-    return Prepared(message, *stored_row(message))
+    return Prepared(message, *stored_row(message), excess=excess)
+
+
+def _excess(message: SessionMessage, limits: ClientLimits) -> str | None:
+    """Say which limit a message passes as it was sent, payloads inline."""
+    parts = len(message["parts"])
+    if limits.parts_max is not None and parts > limits.parts_max:
+        return f"message.parts: {parts:,} parts, client_parts_max is {limits.parts_max:,}"
+    if limits.message_bytes_max is not None:
+        size = len(dumps(message))
+        if size > limits.message_bytes_max:
+            allowed = limits.message_bytes_max
+            return f"message: {size:,} bytes of JSON, client_message_bytes_max is {allowed:,}"
+    return None
 
 
 def prepare_import(message: SessionMessage, parent_id: str | None, created_at: float) -> Prepared:

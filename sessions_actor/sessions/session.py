@@ -64,10 +64,11 @@ class Session(SessionReads):
             message: JSON object with a string `id` and `role` and a list `parts`.
             parent_id: omitted, the active leaf; None, a new root; an id of this session, a
                 branch; anything else, a new root.
-            source: "client" strips reserved metadata keys.
+            source: "client" strips reserved metadata keys and holds to the limits that the
+                deployment or the host sets for clients; else there is no limit.
 
-        Raises: ValueError naming an ill-formed field; TypeError for what JSON cannot hold;
-            QuotaExceededError. Nothing is written then.
+        Raises: ValueError naming an ill-formed field or a client's limit; TypeError for what JSON
+            cannot hold; QuotaExceededError. Nothing is written then.
         Cost: one row written for a text of up to 1.5 MiB, one more per further slice.
         """
         (result,) = await self.append_messages([message], parent_id=parent_id, source=source)
@@ -86,7 +87,7 @@ class Session(SessionReads):
         """
         engine, session_id = await self._ready(), self.session_id
         items = as_sequence(messages, "messages")
-        prepared = [prepare(message, source, engine.reserved_metadata_keys) for message in items]
+        prepared = [self._prepare(message, source) for message in items]
         parents: list[Parent] = [parent_id] + [LEAF] * (len(items) - 1)
 
         def op() -> list[bool | None]:
@@ -125,6 +126,10 @@ class Session(SessionReads):
             await self._compact_if_due()
         return results
 
+    def _prepare(self, message: SessionMessage, source: str) -> Prepared:
+        owner = self._owner
+        return prepare(message, source, owner.engine.reserved_metadata_keys, owner.client_limits)
+
     async def update_message(
         self, message: SessionMessage, *, source: str = "server"
     ) -> SessionMessage | None:
@@ -134,7 +139,7 @@ class Session(SessionReads):
             writes nothing and dispatches no event.
         """
         engine, session_id = await self._ready(), self.session_id
-        new = prepare(message, source, engine.reserved_metadata_keys)
+        new = self._prepare(message, source)
 
         def op() -> bool | None:
             if engine.is_own_overlay(session_id, new.row.id):
@@ -161,7 +166,7 @@ class Session(SessionReads):
     ) -> AppendResult:
         """Append a message, or replace the one stored under its id."""
         engine, session_id = await self._ready(), self.session_id
-        new = prepare(message, source, engine.reserved_metadata_keys)
+        new = self._prepare(message, source)
 
         def op() -> tuple[str, bool | None]:
             if engine.is_own_overlay(session_id, new.row.id):

@@ -560,3 +560,14 @@ async def test_a_frozen_owner_does_not_stop_upkeep(world: World) -> None:
     assert entry is not None
     assert entry.state is State.HIBERNATED
     frozen.die()
+
+
+async def test_limits_on_clients_hold_in_every_actor_a_conversation_moves_to(world: World) -> None:
+    life = await world.start(client_parts_max=1)
+    session = life.get("alice")
+    two = {"id": "m", "role": "user", "parts": [{"type": "text", "text": "a"}] * 2}
+    for _ in range(2):
+        with pytest.raises(ValueError, match="client_parts_max is 1"):
+            await session.append_message(two, source="client")
+        await life.relocation.migrate("alice")
+    assert (await session.append_message(two)).inserted

@@ -29,6 +29,8 @@ def test_every_field_is_readable_from_the_environment(monkeypatch: pytest.Monkey
         "call_timeout_s": 5.0,
         "max_pending_calls": 9,
         "max_pending_bytes": 10,
+        "client_message_bytes_max": 65_536,
+        "client_parts_max": 100,
         "actor_cpus": 0.5,
         "log_to_driver": True,
     }
