@@ -123,6 +123,8 @@ class Administration:
             if serving is not None:
                 router.forget(serving)
                 await self._discard(serving)
+            if entry.node_id is not None and entry.node_id not in router.pool.nodes:
+                await router.outlast(entry.node_id)
             await router.directory.finish_delete(name, entry.epoch)
         await router.sweep(entry.disk_id)
         return True

@@ -5,9 +5,11 @@ resource, so that a node with conversations is not taken for idle.
 """
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 import ray
@@ -17,9 +19,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sessions_actor.actor import CONTROL, Binding, ConversationActor, Description, actor_options
 
+from .agent import AgentActor, lease_here
+
 T = TypeVar("T")
 
 ACTOR_PREFIX: Final = "conversation-"
+AGENT_PREFIX: Final = "agent-"
+AGENT_TIMEOUT_S: Final = 2.0
 START_TIMEOUT_S: Final = 60.0
 
 
@@ -41,6 +47,7 @@ class Slot:
     actor: Any
     node_id: str
     disk_id: str
+    machine_id: str
     actor_id: str
     pid: int
     name: str | None = None
@@ -71,6 +78,12 @@ class Cluster(Protocol):
     async def kill(self, actor: Any) -> None:
         """End an actor's process, frozen or not."""
 
+    async def keep_agent(self, node_id: str) -> None:
+        """Make sure that a node has an agent, and that it answers; a frozen one is replaced."""
+
+    async def end_agent(self, node_id: str) -> None:
+        """End a node's agent for good."""
+
 
 async def answer(asked: Awaitable[T]) -> T:
     """Await a Ray call, raising what the callee raised as it was."""
@@ -90,9 +103,13 @@ def unwrapped(error: Exception) -> Exception:
 class RayCluster:
     """A real cluster."""
 
-    def __init__(self, namespace: str, storage_root: str, actor_cpus: float) -> None:
+    def __init__(
+        self, namespace: str, storage_root: str, actor_cpus: float, router: str, routers: list[str]
+    ) -> None:
         self._namespace, self._storage_root = namespace, storage_root
+        self._router, self._routers = router, routers
         self._actor_class = ray.remote(num_cpus=actor_cpus, **actor_options())(ConversationActor)
+        self._agent_class = ray.remote(num_cpus=0, max_restarts=-1)(AgentActor)
 
     async def nodes(self) -> list[ClusterNode]:
         found = await asyncio.to_thread(ray.nodes)
@@ -114,7 +131,7 @@ class RayCluster:
             namespace=self._namespace,
             lifetime="detached",
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        ).remote(self._storage_root)
+        ).remote(self._storage_root, partial(lease_here, self._namespace, self._router))
         try:
             found = await self.describe(actor, START_TIMEOUT_S)
         except BaseException:
@@ -146,7 +163,34 @@ class RayCluster:
     async def kill(self, actor: Any) -> None:
         ray.kill(actor)
 
+    async def keep_agent(self, node_id: str) -> None:
+        agent: Any = self._agent_class.options(
+            name=AGENT_PREFIX + node_id,
+            namespace=self._namespace,
+            lifetime="detached",
+            get_if_exists=True,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        ).remote(self._storage_root, self._namespace, self._routers)
+        try:
+            await asyncio.wait_for(agent.ping.remote(), AGENT_TIMEOUT_S)
+        except TimeoutError:
+            ray.kill(agent, no_restart=False)
+        except ray.exceptions.RayActorError:
+            return  # it is being restarted, or its node is going
+
+    async def end_agent(self, node_id: str) -> None:
+        with contextlib.suppress(ValueError):  # there is none
+            ray.kill(ray.get_actor(AGENT_PREFIX + node_id, self._namespace))
+
 
 def slot_of(actor_name: str, actor: Any, found: Description) -> Slot:
     """Make a slot of an actor that described itself."""
-    return Slot(actor_name, actor, found.node_id, found.disk_id, found.actor_id, found.pid)
+    return Slot(
+        actor_name,
+        actor,
+        found.node_id,
+        found.disk_id,
+        found.machine_id,
+        found.actor_id,
+        found.pid,
+    )

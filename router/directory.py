@@ -29,7 +29,7 @@ DIRECTORY_FILE: Final = "directory.sqlite"
 CONVERSATIONS_FOLDER: Final = "conversations"
 DIRECTORY_BYTES_MAX: Final = 1 << 40
 PAGE_NAMES_MAX: Final = 1000
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 assert NAME_BYTES_MAX * PAGE_NAMES_MAX < DIRECTORY_BYTES_MAX
 
@@ -94,6 +94,15 @@ class Entry:
         return file_of(self.name, self.generation)
 
 
+class NodeRow(NamedTuple):
+    """What is remembered of a node: its disk, its machine, its lease's term."""
+
+    disk_id: str
+    draining: bool
+    machine_id: str
+    term: int
+
+
 class Waste(NamedTuple):
     """A file that nobody needs any more."""
 
@@ -127,7 +136,8 @@ CREATE TABLE IF NOT EXISTS waste (
   disk_id TEXT NOT NULL, file TEXT NOT NULL, PRIMARY KEY (disk_id, file)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS nodes (
-  node_id TEXT PRIMARY KEY NOT NULL, disk_id TEXT NOT NULL, draining INTEGER NOT NULL
+  node_id TEXT PRIMARY KEY NOT NULL, disk_id TEXT NOT NULL, draining INTEGER NOT NULL,
+  machine_id TEXT NOT NULL DEFAULT '', term INTEGER NOT NULL DEFAULT 1
 ) WITHOUT ROWID;
 """
 
@@ -153,7 +163,17 @@ class Directory:
         self._storage = Storage(root / DIRECTORY_FILE, quota_bytes=DIRECTORY_BYTES_MAX)
         self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
         self._storage.sql.exec(_SCHEMA)
+        self._upgrade()
         self._storage.meta.put({"directory_schema": SCHEMA_VERSION})
+
+    def _upgrade(self) -> None:
+        """Bring a file of an earlier version up to this one."""
+        columns = {row[1] for row in self._storage.fetch("PRAGMA table_info(nodes)")}
+        if "term" not in columns:
+            self._storage.sql.exec(
+                "ALTER TABLE nodes ADD COLUMN machine_id TEXT NOT NULL DEFAULT '';"
+                "ALTER TABLE nodes ADD COLUMN term INTEGER NOT NULL DEFAULT 1"
+            )
 
     def close(self) -> None:
         """Commit and close the file."""
@@ -367,26 +387,47 @@ class Directory:
     def _note_waste(self, disk_id: str, file: str) -> None:
         self._storage.write("INSERT OR IGNORE INTO waste VALUES (?, ?)", (disk_id, file))
 
-    def nodes(self) -> dict[str, tuple[str, bool]]:
-        """Return what is known of nodes: id -> (disk, draining)."""
-        rows = self._storage.fetch("SELECT node_id, disk_id, draining FROM nodes")
-        return {node_id: (disk_id, bool(draining)) for node_id, disk_id, draining in rows}
+    def nodes(self) -> dict[str, NodeRow]:
+        """Return what is known of nodes by id."""
+        rows = self._storage.fetch("SELECT node_id, disk_id, draining, machine_id, term FROM nodes")
+        return {
+            node_id: NodeRow(disk_id, bool(draining), machine_id, term)
+            for node_id, disk_id, draining, machine_id, term in rows
+        }
 
-    async def note_node(self, node_id: str, disk_id: str, *, draining: bool) -> None:
-        """Remember a node's disk and whether it is being emptied."""
+    async def note_node(
+        self, node_id: str, disk_id: str, *, draining: bool, machine_id: str = ""
+    ) -> None:
+        """Remember a node's disk and machine, and whether it is being emptied."""
         await self._storage.submit(
             lambda: self._storage.write(
-                "INSERT INTO nodes VALUES (?, ?, ?) ON CONFLICT (node_id)"
-                " DO UPDATE SET disk_id = excluded.disk_id, draining = excluded.draining",
-                (node_id, disk_id, draining),
+                "INSERT INTO nodes (node_id, disk_id, draining, machine_id) VALUES (?, ?, ?, ?)"
+                " ON CONFLICT (node_id) DO UPDATE SET disk_id = excluded.disk_id,"
+                " draining = excluded.draining, machine_id = excluded.machine_id",
+                (node_id, disk_id, draining, machine_id),
+            )
+        )
+
+    async def note_term(self, node_id: str, term: int) -> None:
+        """Remember that a node's lease entered a term; terms only rise."""
+        await self._storage.submit(
+            lambda: self._storage.write(
+                "INSERT INTO nodes (node_id, disk_id, draining, term) VALUES (?, '', 0, ?)"
+                " ON CONFLICT (node_id) DO UPDATE SET term = max(term, excluded.term)",
+                (node_id, term),
             )
         )
 
     async def forget_nodes(self, node_ids: Sequence[str]) -> None:
-        """Drop nodes that are gone for good: a node's id never returns."""
+        """Drop nodes that are gone for good: a node's id never returns.
+
+        One that a conversation still names stays: its lease may not have run out.
+        """
         await self._storage.submit(
             lambda: self._storage.write_many(
-                "DELETE FROM nodes WHERE node_id = ?", [(node_id,) for node_id in node_ids]
+                "DELETE FROM nodes WHERE node_id = ? AND NOT EXISTS (SELECT 1 FROM conversations"
+                " WHERE state <> 'hibernated' AND conversations.node_id = nodes.node_id)",
+                [(node_id,) for node_id in node_ids],
             )
         )
 

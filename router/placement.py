@@ -27,6 +27,7 @@ class NodeView:
     processes: int
     max_active: int
     draining: bool = False
+    machine_id: str = ""
 
 
 def default_max_active(memory_bytes: int) -> int:
@@ -45,9 +46,16 @@ def may_host(node: NodeView, disk_id: str | None) -> bool:
 
 
 def candidates(
-    nodes: Iterable[NodeView], disk_id: str | None, *, avoid: Collection[str] = ()
+    nodes: Iterable[NodeView],
+    disk_id: str | None,
+    *,
+    avoid: Collection[str] = (),
+    machine_id: str | None = None,
 ) -> list[NodeView]:
     """Return the nodes that may take a conversation, best first.
+
+    With `machine_id`, those of one machine only: there the file's lock tells whether an earlier
+    owner is gone.
 
     A draining node serves only what no other node can open. Nodes that are known to mount the
     disk come first, then those with an idle actor or room for one, then those with the fewest
@@ -62,7 +70,13 @@ def candidates(
             node.node_id,
         )
 
-    able = [node for node in nodes if node.node_id not in avoid and may_host(node, disk_id)]
+    able = [
+        node
+        for node in nodes
+        if node.node_id not in avoid
+        and may_host(node, disk_id)
+        and machine_id in (None, node.machine_id)
+    ]
     staying = [node for node in able if not node.draining]
     return sorted(staying or able, key=rank)
 

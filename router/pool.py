@@ -74,6 +74,7 @@ class Pool:
         self._warm, self._max_active, self._evict = warm_actors, max_active, evict
         self._nodes: dict[str, ClusterNode] = {}
         self._disks: dict[str, str] = {}
+        self._machines: dict[str, str] = {}
         self._draining: set[str] = set()
         self._slots: dict[str, Slot] = {}
         self._starting: Counter[str] = Counter()
@@ -97,9 +98,13 @@ class Pool:
         self._changed.set()
         return gone
 
-    def set_disk(self, node_id: str, disk_id: str) -> None:
-        """Note which disk a node mounts."""
-        self._disks[node_id] = disk_id
+    def set_disk(self, node_id: str, disk_id: str, machine_id: str) -> None:
+        """Note which disk a node mounts, and on which machine it runs."""
+        self._disks[node_id], self._machines[node_id] = disk_id, machine_id
+
+    def machine(self, node_id: str) -> str | None:
+        """Return a node's machine, where it is known; nodes that are gone are remembered."""
+        return self._machines.get(node_id) or None
 
     def set_draining(self, node_id: str, draining: bool) -> None:
         """Keep new conversations off a node, or let them come again."""
@@ -130,6 +135,7 @@ class Pool:
                 active[node_id] + idle[node_id] + self._starting[node_id],
                 self._max_active or default_max_active(node.memory_bytes),
                 node_id in self._draining,
+                self._machines.get(node_id, ""),
             )
             for node_id, node in self._nodes.items()
         ]
@@ -184,7 +190,7 @@ class Pool:
     def add(self, slot: Slot) -> None:
         """Take in an actor; it is idle unless its name is set."""
         self._slots[slot.actor_name] = slot
-        self._disks[slot.node_id] = slot.disk_id
+        self.set_disk(slot.node_id, slot.disk_id, slot.machine_id)
         slot.idle_since = asyncio.get_running_loop().time()
         self._assign()
         self._changed.set()

@@ -198,7 +198,7 @@ class Relocation:
             entry = await through(router.directory.begin_migration(name, source.epoch, target))
             if entry is None:
                 raise MigrationFailedError(name, "begin", "its owner changed meanwhile")
-            spec = _target_spec(router, entry)
+            spec = _target_spec(router, entry, slot)
             copied = await self._fill(source, slot, spec, moving.gauge)
         except BaseException as error:
             await through(self._undo(source, slot))
@@ -353,7 +353,10 @@ class Relocation:
         pool.set_draining(node_id, draining)
         disk = next((v.disk_id for v in pool.views() if v.node_id == node_id), None)
         if disk is not None:
-            await self._router.directory.note_node(node_id, disk, draining=draining)
+            machine_id = pool.machine(node_id) or ""
+            await self._router.directory.note_node(
+                node_id, disk, draining=draining, machine_id=machine_id
+            )
 
     async def _drain(self, drain: _Drain) -> None:
         try:
@@ -428,9 +431,15 @@ def _targets(views: list[NodeView], *, source_node_id: str, node_id: str | None)
     return migration_targets(views, source_node_id)
 
 
-def _target_spec(router: Router, entry: Entry) -> ActivationSpec:
+def _target_spec(router: Router, entry: Entry, slot: Slot) -> ActivationSpec:
     """Return what the target of a migration hosts: the next epoch, in a file of its own."""
     assert entry.state is State.MIGRATING
     epoch = entry.epoch + 1
     here = router.spec_of(entry)
-    return replace(here, epoch=epoch, file=file_of(entry.name, epoch), follow=True)
+    return replace(
+        here,
+        epoch=epoch,
+        file=file_of(entry.name, epoch),
+        follow=True,
+        term=router.leases.term(slot.node_id),
+    )

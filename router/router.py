@@ -5,6 +5,8 @@ Rules:
   without it. The directory is written first, the actor told second, memory changed last.
 - An address that a caller found wanting is verified before anything is taken from its owner: a
   live owner keeps its conversation, a silent one is ended before another starts.
+- An owner that may still be there is followed by one on its machine, where the file's lock tells
+  the two apart; elsewhere only once its node's lease has run out and the term is ended.
 
 What it does not do: touch messages. It is asked on a miss, never on the data path.
 """
@@ -31,9 +33,11 @@ from sessions_actor.errors import (
 from sessions_actor.names import check_name
 from sessions_actor.retry import is_lost
 
+from .agent import NodeFacts
 from .cluster import Cluster, Slot, answer
 from .directory import Directory, Entry, Owner, State
 from .following import Following
+from .leases import FIRST_TERM, Grant, Leases
 from .locks import NameLocks
 from .placement import candidates
 from .pool import EVICT_IDLE_S, TURN_AFTER_S, Pool
@@ -66,6 +70,8 @@ class Serving:
     slot: Slot
     spec: ActivationSpec
     used_at: float
+    silent: bool = False
+    """Whether it was ended because it did not answer: its process may not be gone yet."""
 
     @property
     def address(self) -> Address:
@@ -77,10 +83,15 @@ class Router:
     """The router's decisions over a directory and a cluster."""
 
     def __init__(
-        self, settings: Settings, root: Path, directory: Directory, cluster: Cluster
+        self,
+        settings: Settings,
+        root: Path,
+        directory: Directory,
+        cluster: Cluster,
+        leases: Leases,
     ) -> None:
         self.settings, self.root, self.directory = settings, root, directory
-        self.cluster = cluster
+        self.cluster, self.leases = cluster, leases
         self.locks = NameLocks()
         self.pool = Pool(
             cluster,
@@ -94,6 +105,33 @@ class Router:
         self.now: Callable[[], float] = asyncio.get_running_loop().time
         self.following = Following(self.now)
         self._activated = asyncio.Event()
+
+    # ------------------------------------------------------------------------------ leases
+
+    def renew(self, facts: NodeFacts) -> Grant | None:
+        """Grant a node its lease; None for one that the cluster does not know as alive.
+
+        May be called from another thread.
+        """
+        if facts.node_id not in self.pool.nodes:
+            return None
+        self.pool.set_disk(facts.node_id, facts.disk_id, facts.machine_id)
+        return self.leases.renew(facts.node_id)
+
+    async def outlast(self, node_id: str) -> None:
+        """Return once nobody on a node can acknowledge anything that was bound there so far.
+
+        Waits until the node's lease ran out, then ends its term. Cost: up to `lease_ttl_s`.
+        """
+        while True:
+            left_s = self.leases.left_s(node_id)
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+                continue
+            term = self.leases.end_term(node_id)
+            if term is not None:
+                await self.directory.note_term(node_id, term)
+                return
 
     # -------------------------------------------------------------------------- resolution
 
@@ -136,6 +174,8 @@ class Router:
 
     async def is_alive(self, serving: Serving) -> bool:
         """Ask an owner whether it still is; one that stays silent for a lease is ended."""
+        if serving.spec.term != self.leases.term(serving.slot.node_id):
+            return False  # it was outlasted
         deadline = self.now() + self.settings.lease_ttl_s
         while True:
             try:
@@ -154,16 +194,22 @@ class Router:
                 await asyncio.sleep(0.1)
             else:
                 return bound == Binding(ActorState.HOSTING, serving.name, serving.epoch)
+        serving.silent = True
         await self.cluster.kill(serving.slot.actor)
         return False
 
     async def bury(self, serving: Serving) -> None:
-        """Note that an owner is gone; its actor is used again if it turns out to be idle."""
+        """Note that an owner serves no more; its actor is used again if it turns out to be idle.
+
+        The directory goes on naming an owner whose process was not seen to end, for `activate`.
+        """
         if self._serving.get(serving.name) is serving:
             del self._serving[serving.name]
-        await self.directory.hibernate(
-            serving.name, serving.epoch, file_bytes=None, last_active_at=None
-        )
+        await self.pool.refresh()
+        if not serving.silent and serving.slot.node_id in self.pool.nodes:
+            await self.directory.hibernate(
+                serving.name, serving.epoch, file_bytes=None, last_active_at=None
+            )
         await self.recover(serving.slot)
 
     async def recover(self, slot: Slot) -> None:
@@ -188,13 +234,18 @@ class Router:
     async def activate(self, name: str) -> Serving:
         """Give a conversation that nobody serves an owner. The caller holds the lock."""
         entry = self.directory.get(name)
+        machine_id: str | None = None
         if entry is not None and entry.state is not State.HIBERNATED:
-            await self.settle(entry)
+            machine_id = await self.succeed(entry)
             entry = self.directory.get(name)
         ghost = self._ghosts.pop(name, None)
         grow = ghost is not None and self.now() - ghost < GHOST_S
         for _ in range(ACTIVATION_TRIES_MAX):
-            choose = partial(candidates, disk_id=None if entry is None else entry.disk_id)
+            choose = partial(
+                candidates,
+                disk_id=None if entry is None else entry.disk_id,
+                machine_id=machine_id,
+            )
             slot = await self.pool.acquire(name, choose, self.settings.capacity_wait_s, grow=grow)
             if entry is not None and slot.disk_id != entry.disk_id:
                 self.pool.release(slot)  # its disk was not known before
@@ -212,6 +263,25 @@ class Router:
                     return serving
             entry = self.directory.get(name)
         raise NoCapacityError(len(self.pool.nodes))
+
+    async def succeed(self, entry: Entry) -> str | None:
+        """Prepare to follow an owner that the directory names and nobody has seen end.
+
+        Returns: the machine whose file locks keep the two apart; None when nothing is left of it.
+        """
+        if entry.state is State.DELETING:
+            await self.directory.finish_delete(entry.name, entry.epoch)
+            return None
+        if entry.state is State.MIGRATING:
+            await self.directory.abandon_migration(entry.name, entry.epoch)
+        if entry.node_id is None:
+            return None
+        machine_id = self.pool.machine(entry.node_id)
+        if machine_id is not None and machine_id in map(self.pool.machine, self.pool.nodes):
+            return machine_id
+        await self.outlast(entry.node_id)
+        await self.settle(entry)
+        return None
 
     async def _claim(self, name: str, entry: Entry | None, slot: Slot) -> Entry | None:
         owner = Owner(slot.node_id, slot.actor_name, slot.disk_id)
@@ -238,7 +308,7 @@ class Router:
                 if _is_locked(error) and self.now() < deadline:
                     await asyncio.sleep(0.05)
                     continue
-                await self._give_up(entry, slot, is_new=is_new)
+                await self._give_up(entry, slot, is_new=is_new, locked=_is_locked(error))
                 if is_lost(error) or isinstance(error, TimeoutError):
                     return None
                 raise
@@ -248,10 +318,12 @@ class Router:
         raised = await self.directory.raise_epoch(entry.name, entry.epoch, epoch)
         return None if raised is None else await self._claim(entry.name, raised, slot)
 
-    async def _give_up(self, entry: Entry, slot: Slot, *, is_new: bool) -> None:
+    async def _give_up(
+        self, entry: Entry, slot: Slot, *, is_new: bool, locked: bool = False
+    ) -> None:
         if is_new:
             await self.directory.forget_new(entry.name, entry.epoch)
-        else:
+        elif not locked:  # else an earlier owner is still there, on this machine
             await self.directory.hibernate(
                 entry.name, entry.epoch, file_bytes=None, last_active_at=None
             )
@@ -278,6 +350,7 @@ class Router:
             bounds=self.settings.bounds,
             follow=self.following.is_followed(entry.name),
             client_limits=self.settings.client_limits,
+            term=FIRST_TERM if entry.node_id is None else self.leases.term(entry.node_id),
         )
 
     # ------------------------------------------------------------------------- hibernation

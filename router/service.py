@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -18,10 +19,13 @@ from sessions_actor.actor import check_writable
 from sessions_actor.channel import Address, Succession
 from sessions_actor.disk import root_here
 from sessions_actor.errors import StorageError
+from sessions_actor.lease import lease_clock
 
 from .administration import Administration
+from .agent import NodeFacts
 from .cluster import RayCluster
 from .directory import Directory
+from .leases import Grant, Leases
 from .models import (
     ConversationInfo,
     DrainProgress,
@@ -38,6 +42,8 @@ from .upkeep import Upkeep
 ROUTER_NAME: Final = "sessions-router"
 DEPLOYMENT_FILE: Final = "deployment.json"
 ROUTER_CALLS_MAX: Final = 10_000
+# Leases are granted on a thread of its own: whatever keeps the router busy, they are renewed.
+LEASES: Final = "leases"
 # How long the directory of a router that died may stay locked while its process goes.
 DIRECTORY_WAIT_S: Final = 10.0
 
@@ -52,19 +58,30 @@ class Deployment:
     relocation: Relocation
 
     @classmethod
-    async def start(cls, settings: Settings, namespace: str) -> Self:
+    async def start(
+        cls, settings: Settings, namespace: str, granting: Callable[[Router], None]
+    ) -> Self:
         """Open the directory and settle what an earlier router left.
 
+        Args: `granting` is called as soon as leases may be granted, before all is settled.
         Raises: StorageError.
         """
         root = root_here(str(settings.storage_root))
         check_writable(root)
         directory = await _open_directory(root)
         try:
-            cluster = RayCluster(namespace, str(settings.storage_root), settings.actor_cpus)
-            router = Router(settings, root, directory, cluster)
+            cluster = RayCluster(
+                namespace,
+                str(settings.storage_root),
+                settings.actor_cpus,
+                ROUTER_NAME,
+                [ROUTER_NAME],
+            )
+            leases = Leases(settings.lease_ttl_s, lease_clock)
+            router = Router(settings, root, directory, cluster, leases)
             upkeep = Upkeep(router)
-            await upkeep.start(ray.get_runtime_context().get_node_id())
+            home = ray.get_runtime_context().get_node_id()
+            await upkeep.start(home, lambda: granting(router))
             _note_deployment(root, namespace)
         except BaseException:
             directory.close()
@@ -86,6 +103,7 @@ class RouterActor:
         self._settings = Settings.model_validate_json(settings)
         self._namespace = namespace
         self._deployment: Deployment | None = None
+        self._granting: Router | None = None
         self._starting = asyncio.Lock()
 
     async def settings(self) -> str:
@@ -100,13 +118,27 @@ class RouterActor:
         if self._deployment is None:
             async with self._starting:
                 if self._deployment is None:
-                    self._deployment = await Deployment.start(self._settings, self._namespace)
+                    self._deployment = await Deployment.start(
+                        self._settings, self._namespace, self._grant
+                    )
         return self._deployment
+
+    def _grant(self, router: Router) -> None:
+        self._granting = router
+
+    def renew(self, facts: NodeFacts) -> Grant | None:
+        """Grant a node its lease; None while the router starts or does not know the node.
+
+        Runs on a thread of its own, in the group LEASES.
+        """
+        router = self._granting
+        return None if router is None else router.renew(facts)
 
     async def shut_down(self) -> None:
         """Hibernate everything and close the directory; the next call starts again."""
         async with self._starting:
             deployment, self._deployment = self._deployment, None
+            self._granting = None
             if deployment is not None:
                 await deployment.close()
 
@@ -180,7 +212,9 @@ def router_handle(namespace: str, settings: Settings) -> Any:
 
     It runs on the head node: the directory lies on that node's disk.
     """
-    actor = ray.remote(num_cpus=0, resources={"node:__internal_head__": 0.001})(RouterActor)
+    options: dict[str, Any] = {"concurrency_groups": {LEASES: 1}}
+    head = {"node:__internal_head__": 0.001}
+    actor = ray.remote(num_cpus=0, resources=head, **options)(RouterActor)
     return actor.options(
         name=ROUTER_NAME,
         namespace=namespace,

@@ -61,7 +61,7 @@ class Settings(BaseSettings):
     """How long a call waits for a free actor before it fails with `NoCapacityError`."""
 
     lease_ttl_s: float = Field(default=10.0, gt=0)
-    """An owner that has not answered for this long is replaced."""
+    """A node acknowledges nothing this long after its last lease; a silent owner is replaced."""
 
     call_timeout_s: float = Field(default=60.0, gt=0)
     """How long a call is retried and waited for before it fails with `TimeoutError`."""

@@ -6,16 +6,21 @@ that match the directory, has others let go, and settles what was half done.
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from sessions_actor.actor import ActorState, Binding, Description
+from sessions_actor.disk import machine_id
 from sessions_actor.retry import is_lost
 
 from .cluster import Slot, answer, slot_of
 from .directory import Entry, State
+from .leases import FIRST_TERM
 from .router import Router, Serving
 
 TEND_S: Final = 1.0
+# An agent whose node's lease has less than this part left does not renew it: it is looked after.
+LEASE_LOW: Final = 0.5
 LOOK_AROUND_S: Final = 5.0
 CLOSE_PATIENCE_S: Final = 2.0
 # Conversations that hibernate for idleness at once.
@@ -29,20 +34,35 @@ class Upkeep:
         self._router = router
         self._tending: asyncio.Task[None] | None = None
         self._letting_go: set[asyncio.Task[bool]] = set()
+        self._looking_after: dict[str, asyncio.Task[None]] = {}
 
-    async def start(self, home_node_id: str) -> None:
-        """Settle what an earlier router left, and keep actors warm on the home node."""
+    async def start(self, home_node_id: str, granting: Callable[[], None] = lambda: None) -> None:
+        """Settle what an earlier router left, and keep actors warm.
+
+        Args: `granting` is called as soon as leases may be granted, before all is settled.
+        """
+        await self._look_first(home_node_id)
+        granting()
+        for node_id in self._router.pool.nodes:
+            self._look_after(node_id)
+        await self._reconcile()
+        self._router.pool.keep_warm()
+        self._tending = asyncio.create_task(self._tend())
+
+    async def _look_first(self, home_node_id: str) -> None:
+        """Learn which nodes there are, and which may hold a lease of an earlier router."""
         router, pool = self._router, self._router.pool
         await pool.refresh()
         known = router.directory.nodes()
         await router.directory.forget_nodes([node for node in known if node not in pool.nodes])
-        for node_id, (disk, draining) in known.items():
-            pool.set_disk(node_id, disk)
-            pool.set_draining(node_id, draining)
-        pool.set_disk(home_node_id, router.disk_id)
-        await self._reconcile()
-        pool.keep_warm()
-        self._tending = asyncio.create_task(self._tend())
+        for node_id, row in known.items():
+            pool.set_disk(node_id, row.disk_id, row.machine_id)
+            pool.set_draining(node_id, row.draining)
+            router.leases.expect(node_id, row.term)
+        pool.set_disk(home_node_id, router.disk_id, machine_id())
+        named = {entry.node_id for entry in router.directory.unsettled() if entry.node_id}
+        for node_id in {*named, *pool.nodes} - set(known):
+            router.leases.expect(node_id, FIRST_TERM)
 
     async def close(self) -> None:
         """Hibernate everything and stop; what cannot hibernate is settled at the next start."""
@@ -53,6 +73,10 @@ class Upkeep:
             router.let_go(serving, patience_s=CLOSE_PATIENCE_S) for serving in router.servings()
         ]
         await asyncio.gather(*held, return_exceptions=True)
+        await asyncio.gather(*self._looking_after.values(), return_exceptions=True)
+        for node_id in router.pool.nodes:
+            with contextlib.suppress(Exception):  # its node is going
+                await router.cluster.end_agent(node_id)
         await router.pool.close()
         router.directory.close()
 
@@ -74,7 +98,11 @@ class Upkeep:
             elif not is_lost(one):
                 await router.cluster.kill(actor)  # silent: it may hold files that others need
         for entry in entries.values():
-            await router.settle(entry)
+            # Its node saw its owner end; one whose node is gone is followed when it is called.
+            if entry.state is State.DELETING or entry.node_id in router.pool.nodes:
+                await router.settle(entry)
+            elif entry.state is State.MIGRATING:
+                await router.directory.abandon_migration(entry.name, entry.epoch)
 
     async def _adopt(self, slot: Slot, found: Description, entries: dict[str, Entry]) -> bool:
         """Take in an owner that the directory agrees with; takes its entry out of the rest."""
@@ -125,10 +153,24 @@ class Upkeep:
         while True:
             await asyncio.sleep(tick)
             with contextlib.suppress(Exception):  # a cluster in trouble: the next round sees more
+                self._watch_leases()
                 self._hibernate_idle()
                 if router.now() - looked >= LOOK_AROUND_S:
                     looked = router.now()
                     await self._look_around()
+
+    def _watch_leases(self) -> None:
+        leases = self._router.leases
+        for node_id in self._router.pool.nodes:
+            if leases.left_s(node_id) < LEASE_LOW * leases.ttl_s:
+                self._look_after(node_id)
+
+    def _look_after(self, node_id: str) -> None:
+        """Make sure that a node has an agent, without waiting for it."""
+        running = self._looking_after.get(node_id)
+        if running is None or running.done():
+            kept = self._router.cluster.keep_agent(node_id)
+            self._looking_after[node_id] = asyncio.create_task(_quietly(kept))
 
     def _hibernate_idle(self) -> None:
         router = self._router
@@ -159,9 +201,23 @@ class Upkeep:
             if serving is not None and serving.slot is slot:
                 async with router.locks.hold(serving.name):
                     await router.bury(serving)
+        for node_id in set(self._looking_after) - set(pool.nodes):
+            self._looking_after.pop(node_id).cancel()
+            await router.cluster.end_agent(node_id)
         for node in pool.views():
             if node.disk_id is not None:
-                await router.directory.note_node(node.node_id, node.disk_id, draining=node.draining)
+                await router.directory.note_node(
+                    node.node_id,
+                    node.disk_id,
+                    draining=node.draining,
+                    machine_id=node.machine_id,
+                )
                 await router.sweep(node.disk_id)
         await pool.trim()
         pool.keep_warm()
+
+
+async def _quietly(work: Awaitable[None]) -> None:
+    """Await what is tried again when it fails."""
+    with contextlib.suppress(Exception):
+        await work

@@ -3,6 +3,8 @@
 An actor is a process kept warm: `activate` binds it to a conversation, `hibernate` lets go of it.
 Every call carries a name and an epoch; one that is not for the bound activation is refused and does
 nothing: two conversations that an actor hosts one after the other may have the same epoch.
+Nothing is acknowledged past the node's lease: a call that comes then waits a moment for the next
+grant and is refused, one whose answer comes too late is told that it was cut short.
 `ping` and `describe` answer from a thread of their own (the group CONTROL), so that a busy actor
 can be told from a frozen one.
 
@@ -21,10 +23,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from . import wire
-from .disk import disk_id, file_bytes, remove_file, root_here
+from .disk import disk_id, file_bytes, machine_id, remove_file, root_here
 from .durable_object import DurableObject
-from .errors import StaleEpochError, StorageError
+from .errors import MigratingError, RoutingError, StaleEpochError, StorageError
 from .hosted import Ended, Hosted, Remains
+from .lease import NodeLease
 from .limits import NO_CLIENT_LIMITS, ClientLimits
 from .open_object import Activation
 from .overload import Bounds
@@ -37,6 +40,13 @@ CALLS_MAX: Final = 10_000
 
 # Activations that ended and may still be asked for outcomes and changes.
 REMAINS_MAX: Final = 64
+
+# How long a call waits for the node's lease before it is told to come again.
+LEASE_WAIT_S: Final = 1.0
+LEASE_LOOK_S: Final = 0.01
+
+OpenLease = Callable[[], NodeLease]
+"""Opens the lease of the node that an actor finds itself on; picklable."""
 
 
 def actor_options() -> dict[str, Any]:
@@ -69,7 +79,10 @@ class Binding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ActivationSpec:
-    """All an actor needs to host a conversation; `file` is relative to the storage root."""
+    """All an actor needs to host a conversation.
+
+    `file` is relative to the storage root; `term` is that of the node's lease.
+    """
 
     name: str
     epoch: int
@@ -79,6 +92,7 @@ class ActivationSpec:
     bounds: Bounds = field(default_factory=Bounds)
     follow: bool = False
     client_limits: ClientLimits = NO_CLIENT_LIMITS
+    term: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +103,7 @@ class Description:
     actor_id: str
     pid: int
     disk_id: str
+    machine_id: str
     binding: Binding
     file: str | None
     file_bytes: int
@@ -123,18 +138,20 @@ class Site:
 
 
 _IDLE = Binding(ActorState.IDLE, None, 0)
+_CUT = wire.Answer(wire.CUT, b"")
 
 
 class ConversationActor:
     """Hosts one conversation at a time; see the module."""
 
-    def __init__(self, storage_root: str) -> None:
+    def __init__(self, storage_root: str, open_lease: OpenLease) -> None:
         self._root: Path = root_here(storage_root)
+        self._lease = open_lease()
         self._binding = _IDLE
         self._spec: ActivationSpec | None = None
         self._hosted: Hosted | None = None
         self._site: Site | None = None
-        self._remains: OrderedDict[tuple[str, int], Remains] = OrderedDict()
+        self._remains: OrderedDict[tuple[str, int], tuple[Remains, int]] = OrderedDict()
         self._change = asyncio.Lock()
         self._chores: set[asyncio.Task[None]] = set()
 
@@ -158,6 +175,7 @@ class ConversationActor:
             actor_id=context.get_actor_id() or "",
             pid=os.getpid(),
             disk_id=disk_id(self._root),
+            machine_id=machine_id(),
             binding=self._binding,
             file=None if spec is None else spec.file,
             file_bytes=0 if spec is None else file_bytes(self._root, spec.file) or 0,
@@ -235,7 +253,7 @@ class ConversationActor:
         assert self._spec is not None
         self._bind(ActorState.ENDING, self._spec)
         self._close_site()
-        self._remains[hosted.name, hosted.epoch] = hosted.remains
+        self._remains[hosted.name, hosted.epoch] = hosted.remains, self._spec.term
         while len(self._remains) > REMAINS_MAX:
             self._remains.popitem(last=False)
         try:
@@ -299,35 +317,66 @@ class ConversationActor:
     async def serve(self, frame: bytes) -> bytes:
         """Carry out the parts of one frame; see `wire` and `Hosted.serve`."""
         name, epoch, parts = wire.unpack_request(frame)
-        hosted = self._hosted
-        if hosted is None or not self._hosts(name, epoch):
-            refusal = wire.dump_error(StaleEpochError(epoch, self._epoch_of(name)))
-            return wire.pack_reply([wire.Answer(wire.ERROR, refusal)] * len(parts))
-        return wire.pack_reply(await hosted.serve(epoch, parts))
+        hosted, spec = self._hosted, self._spec
+        refusal: RoutingError | None = None
+        if hosted is None or spec is None or not self._hosts(name, epoch):
+            refusal = StaleEpochError(epoch, self._epoch_of(name))
+        elif not self._lease.holds(spec.term):
+            refusal = await self._await_lease(hosted, spec)
+        if refusal is not None:
+            answer = wire.Answer(wire.ERROR, wire.dump_error(refusal))
+            return wire.pack_reply([answer] * len(parts))
+        assert hosted is not None
+        assert spec is not None
+        answers = await hosted.serve(epoch, parts)
+        if not self._lease.holds(spec.term):
+            answers = [_CUT] * len(parts)
+        return wire.pack_reply(answers)
+
+    async def _await_lease(self, hosted: Hosted, spec: ActivationSpec) -> RoutingError | None:
+        """Wait a moment for the lease to be renewed; return why the call is refused, if it is."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + LEASE_WAIT_S
+        while not self._lease.holds(spec.term):
+            if self._lease.ended(spec.term):
+                # Others may own the conversation by now: nothing of this activation counts.
+                if self._hosted is hosted:
+                    self._on_lost()
+                return StaleEpochError(spec.epoch, 0)
+            if clock() >= deadline:
+                return MigratingError(spec.name, LEASE_WAIT_S)
+            await asyncio.sleep(LEASE_LOOK_S)
+        return None
 
     async def collect(self, name: str, epoch: int, ticket: str, wait_s: float) -> bytes:
         """Return the outcome of a call that took long, also after its activation ended."""
-        remains = self._remains_of(name, epoch)
-        answer = wire.Answer(wire.CUT, b"")
-        if remains is not None:
+        answer = _CUT
+        found = self._remains_of(name, epoch)
+        if found is not None:
+            remains, term = found
             answer = await remains.collect(ticket, wait_s)
+            if not self._lease.holds(term):
+                answer = _CUT
         return wire.pack_reply([answer])
 
     async def changes(self, name: str, epoch: int, place: int, wait_s: float) -> bytes:
         """Return changes of an activation from a place on, waiting for the first."""
-        remains = self._remains_of(name, epoch)
-        if self._hosted is not None and remains is self._hosted.remains:
-            self._hosted.follow()
-        log = None if remains is None else remains.log
-        if log is None:
-            page = wire.FeedPage([], 0, ended=True, lost=True)
-        else:
-            page = await log.poll(place, wait_s)
+        found = self._remains_of(name, epoch)
+        page = wire.FeedPage([], 0, ended=True, lost=True)
+        if found is not None:
+            remains, term = found
+            if self._hosted is not None and remains is self._hosted.remains:
+                self._hosted.follow()
+            if remains.log is not None:
+                page = await remains.log.poll(place, wait_s)
+            if not self._lease.holds(term):
+                # What is told of now may not be true of the next owner: read again there.
+                page = wire.FeedPage([], place, ended=True, lost=True)
         return pickle.dumps(page, 5)
 
-    def _remains_of(self, name: str, epoch: int) -> Remains | None:
-        if self._hosted is not None and self._hosts(name, epoch):
-            return self._hosted.remains
+    def _remains_of(self, name: str, epoch: int) -> tuple[Remains, int] | None:
+        if self._hosted is not None and self._spec is not None and self._hosts(name, epoch):
+            return self._hosted.remains, self._spec.term
         return self._remains.get((name, epoch))
 
     # --------------------------------------------------------------------------- migration

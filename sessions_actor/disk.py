@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import os
 import uuid
+from functools import cache
 from pathlib import Path
 
 from .database_file import make_parent, remove_database
@@ -45,6 +46,17 @@ def disk_id(root: Path) -> str:
     except OSError as error:
         reason = f"{error.strerror}; check the folder's owner and mode, or set storage_root"
         raise StorageError(str(root), reason) from error
+
+
+@cache
+def machine_id() -> str:
+    """Return what tells one running machine from another: its processes share file locks.
+
+    Containers of one machine have the same; a machine that starts anew has another.
+    """
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{uuid.getnode():012x}"
 
 
 def _write_once(file: Path, text: str) -> None:

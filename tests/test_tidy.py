@@ -20,7 +20,7 @@ LAYERS = {
     "durable_object lifecycle open_object": 2,
     "sessions": 3,
     "tables tracking transfer transfer_steps conversation": 3,
-    "wire waiting change_log disk retry channel reader hosted actor handle": 4,
+    "wire waiting change_log disk lease retry channel reader hosted actor handle": 4,
 }
 LAYER_OF = {name: layer for names, layer in LAYERS.items() for name in names.split()}
 PURE_FORBIDS = {"apsw", "ray", "asyncio", "time", "random", "uuid", "os", "sqlite3"}

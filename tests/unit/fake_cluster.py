@@ -15,6 +15,7 @@ from ray.exceptions import ActorDiedError
 from router.cluster import ClusterNode, Slot
 from sessions_actor.actor import Binding, ConversationActor, Description
 from sessions_actor.disk import disk_id
+from sessions_actor.lease import NodeLease
 
 
 async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
@@ -110,7 +111,13 @@ class FakeCluster:
         self.actors: dict[str, tuple[FakeActor, str]] = {}
         self.starts = 0
         self.start_delay_s = 0.0
+        self.machines: dict[str, str] = {}
+        self.leases = {node_id: standing_lease() for node_id in roots}
         self._ids = itertools.count(1)
+
+    def machine(self, node_id: str) -> str:
+        """The machine a node runs on: one for all unless `machines` says otherwise."""
+        return self.machines.get(node_id, "machine")
 
     async def nodes(self) -> list[ClusterNode]:
         return [ClusterNode(node_id, "127.0.0.1", 1 << 34, 4) for node_id in self.roots]
@@ -122,9 +129,11 @@ class FakeCluster:
         name = f"actor-{number}"
         root = self.roots[node_id]
         disk = disk_id(root)
-        actor = FakeActor(ConversationActor(str(root)))
+        lease = self.leases.setdefault(node_id, standing_lease())
+        actor = FakeActor(ConversationActor(str(root), lambda: lease))
         self.actors[name] = (actor, node_id)
-        return Slot(name, actor, node_id, disk, f"id-{number}", number)
+        machine = self.machine(node_id)
+        return Slot(name, actor, node_id, disk, machine, f"id-{number}", number)
 
     async def find_actors(self) -> list[tuple[str, Any]]:
         return [(name, actor) for name, (actor, _) in self.actors.items() if not actor.dead]
@@ -143,6 +152,7 @@ class FakeCluster:
             actor_id=name,
             pid=1,
             disk_id=disk_id(self.roots[node_id]),
+            machine_id=self.machine(node_id),
             binding=bound,
             file=None if spec is None else spec.file,
             file_bytes=0,
@@ -152,3 +162,16 @@ class FakeCluster:
 
     async def kill(self, actor: Any) -> None:
         actor.die()
+
+    async def keep_agent(self, node_id: str) -> None:
+        """Nothing to do: leases are in the hands of the test."""
+
+    async def end_agent(self, node_id: str) -> None:
+        """Nothing to do."""
+
+
+def standing_lease() -> NodeLease:
+    """Make a node's lease that stands for ever, in the first term."""
+    lease = NodeLease.in_memory(clock=lambda: 0.0)
+    lease.grant(1, 0.0, 1e6)
+    return lease

@@ -1,11 +1,23 @@
 """The directory: who owns what, by compare-and-set, in a file."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import apsw
 import pytest
 
-from router.directory import TRANSITIONS, Directory, Owner, State, Waste, file_of, sources
+from router.directory import (
+    DIRECTORY_FILE,
+    TRANSITIONS,
+    Directory,
+    NodeRow,
+    Owner,
+    State,
+    Waste,
+    file_of,
+    sources,
+)
 from sessions_actor.errors import StorageError
 
 ONE = Owner("node-1", "actor-1", "disk-1")
@@ -166,12 +178,36 @@ async def test_it_is_durable(tmp_path: Path) -> None:
     entry = directory.get("alice")
     assert entry is not None
     assert (entry.quota_bytes, entry.state) == (5_000_000, State.ACTIVE)
-    assert directory.nodes() == {"node-1": ("disk-1", True)}
+    assert directory.nodes() == {"node-1": NodeRow("disk-1", True, "", 1)}
     assert [e.name for e in directory.unsettled()] == ["alice"]
     assert [e.name for e in directory.on_disk("disk-1", None, 10)] == ["alice"]
     assert directory.on_disk("disk-1", "alice", 10) == directory.on_disk("disk-2", None, 10) == []
+    await directory.hibernate("alice", 1, file_bytes=None, last_active_at=None)
     await directory.forget_nodes(["node-1"])
     assert directory.nodes() == {}
+    directory.close()
+
+
+async def test_a_node_is_remembered_while_a_conversation_names_it(directory: Directory) -> None:
+    await directory.create("alice", ONE)
+    await directory.note_term("node-1", 3)
+    await directory.note_term("node-1", 2)
+    await directory.note_node("node-1", "disk-1", draining=False, machine_id="m")
+    await directory.forget_nodes(["node-1"])
+    assert directory.nodes() == {"node-1": NodeRow("disk-1", False, "m", 3)}
+
+
+def test_a_directory_of_the_first_version_is_brought_up(tmp_path: Path) -> None:
+    Directory(tmp_path).close()
+    with closing(apsw.Connection(str(tmp_path / DIRECTORY_FILE))) as db:
+        db.execute("DROP TABLE nodes")
+        db.execute(
+            "CREATE TABLE nodes (node_id TEXT PRIMARY KEY NOT NULL, disk_id TEXT NOT NULL,"
+            " draining INTEGER NOT NULL) WITHOUT ROWID"
+        )
+        db.execute("INSERT INTO nodes VALUES ('node-1', 'disk-1', 1)")
+    directory = Directory(tmp_path)
+    assert directory.nodes() == {"node-1": NodeRow("disk-1", True, "", 1)}
     directory.close()
 
 

@@ -1,0 +1,117 @@
+"""The node agent: one small actor on every node, which holds the node's lease.
+
+It asks each router of the deployment for the node's lease, in one call for all conversations of
+that node, and writes what is granted where the node's actors read it. With the request go the
+facts that a router should know of a node before any conversation runs there.
+
+The agent is killed and made again at will: a lease belongs to the node, not to the process that
+asked for it. What it does not do: own conversations, or decide where they run.
+"""
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sessions_actor.disk import disk_id, machine_id, root_here
+from sessions_actor.lease import NodeLease, lease_file, open_lease
+
+from .leases import Grant
+
+# Renewals in the time that one grant lasts: several may fail before the lease runs out.
+RENEWALS_PER_TTL: Final = 4
+RETRY_S: Final = 0.1
+ASK_TIMEOUT_S: Final = 2.0
+
+assert RENEWALS_PER_TTL >= 2
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What an agent tells of its node."""
+
+    node_id: str
+    disk_id: str
+    machine_id: str
+
+
+Ask = Callable[[str], Awaitable[Grant | None]]
+"""Asks the router of a name for the node's lease; None: it grants none now, ask again."""
+
+
+class Agent:
+    """Keeps a node's leases renewed, one from each router."""
+
+    def __init__(self, leases: Mapping[str, NodeLease], ask: Ask) -> None:
+        self._leases, self._ask = leases, ask
+
+    async def run(self) -> None:
+        """Renew for ever."""
+        await asyncio.gather(*(self._keep(name, lease) for name, lease in self._leases.items()))
+
+    async def _keep(self, router: str, lease: NodeLease) -> None:
+        timeout_s = ASK_TIMEOUT_S
+        while True:
+            pause_s, asked_at = RETRY_S, lease.now()
+            with contextlib.suppress(Exception):  # whatever it was: the next try sees more
+                grant = await asyncio.wait_for(self._ask(router), timeout_s)
+                if grant is not None:
+                    lease.grant(grant.term, asked_at, grant.ttl_s)
+                    pause_s = grant.ttl_s / RENEWALS_PER_TTL - (lease.now() - asked_at)
+                    timeout_s = grant.ttl_s / 2
+            await asyncio.sleep(max(0.0, pause_s))
+
+
+class AgentActor:
+    """Runs a node's agent on a thread of its own; made by `RayCluster.keep_agent`."""
+
+    def __init__(self, storage_root: str, namespace: str, routers: list[str]) -> None:
+        import ray
+
+        node_id: str = ray.get_runtime_context().get_node_id()
+        root = root_here(storage_root)
+        self._facts = NodeFacts(node_id, disk_id(root), machine_id())
+        leases = {name: open_lease(lease_file(namespace, name, node_id)) for name in routers}
+        self._namespace = namespace
+        self._routers: dict[str, Any] = {}
+        agent = Agent(leases, self._renew)
+        threading.Thread(target=lambda: asyncio.run(agent.run()), daemon=True).start()
+
+    def ping(self) -> NodeFacts:
+        """Answer, as a sign of life."""
+        return self._facts
+
+    def pid(self) -> int:
+        """Return the agent's process."""
+        return os.getpid()
+
+    async def _renew(self, name: str) -> Grant | None:
+        from .service import LEASES
+
+        router = self._find(name)
+        try:
+            renewed = router.renew.options(concurrency_group=LEASES).remote(self._facts)
+            grant: Grant | None = await renewed
+        except BaseException:
+            self._routers.pop(name, None)
+            raise
+        if grant is None:
+            router.settings.remote()  # one that was started again waits for its first call
+        return grant
+
+    def _find(self, name: str) -> Any:
+        import ray
+
+        if name not in self._routers:
+            self._routers[name] = ray.get_actor(name, self._namespace)
+        return self._routers[name]
+
+
+def lease_here(namespace: str, router: str) -> NodeLease:
+    """Open the lease that a router granted to the node this process runs on."""
+    import ray
+
+    return open_lease(lease_file(namespace, router, ray.get_runtime_context().get_node_id()))
