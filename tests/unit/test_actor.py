@@ -139,7 +139,7 @@ async def test_an_outcome_is_not_collected_past_the_lease(leased: Leased) -> Non
     hosted = leased.actor._hosted
     assert hosted is not None
     done = asyncio.create_task(hosted._run(wire.Part("", "get_latest_leaf", b"[[],{},[]]")))
-    ticket = hosted.remains.ticket(done, 10).data.decode()
+    ticket = hosted.remains.ticket(done).data.decode()
     await done
     leased.time = 11.0
     (answer,) = wire.unpack_reply(await leased.actor.collect("a", 1, ticket, 0))
