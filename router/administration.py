@@ -9,6 +9,7 @@ from sessions_actor.names import check_name
 from sessions_actor.records import iso_from_ms
 from sessions_actor.retry import is_lost
 
+from . import reports
 from .cluster import answer
 from .directory import Entry, State
 from .models import ConversationInfo, NodeInfo
@@ -126,6 +127,7 @@ class Administration:
             if entry.node_id is not None and entry.node_id not in router.pool.nodes:
                 await router.outlast(entry.node_id)
             await router.directory.finish_delete(name, entry.epoch)
+        reports.deleted(name, entry.epoch)
         await router.sweep(entry.disk_id)
         return True
 

@@ -18,6 +18,7 @@ from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sessions_actor.actor import CONTROL, Binding, ConversationActor, Description, actor_options
+from sessions_actor.observing import Observing
 
 from .agent import AgentActor, lease_here
 
@@ -104,10 +105,17 @@ class RayCluster:
     """A real cluster."""
 
     def __init__(
-        self, namespace: str, storage_root: str, actor_cpus: float, router: str, routers: list[str]
+        self,
+        namespace: str,
+        storage_root: str,
+        actor_cpus: float,
+        router: str,
+        routers: list[str],
+        observing: Observing | None = None,
     ) -> None:
         self._namespace, self._storage_root = namespace, storage_root
         self._router, self._routers = router, routers
+        self._observing = observing
         self._actor_class = ray.remote(num_cpus=actor_cpus, **actor_options())(ConversationActor)
         self._agent_class = ray.remote(num_cpus=0, max_restarts=-1)(AgentActor)
 
@@ -131,7 +139,11 @@ class RayCluster:
             namespace=self._namespace,
             lifetime="detached",
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        ).remote(self._storage_root, partial(lease_here, self._namespace, self._router))
+        ).remote(
+            self._storage_root,
+            partial(lease_here, self._namespace, self._router),
+            self._observing,
+        )
         try:
             found = await self.describe(actor, START_TIMEOUT_S)
         except BaseException:

@@ -229,6 +229,23 @@ class Directory:
         """Return how many conversations there are. Cost: a scan of the index."""
         return int(self._storage.fetch("SELECT count(*) FROM conversations")[0][0])
 
+    def count_states(self) -> dict[State, int]:
+        """Count the conversations that do not hibernate, by state. Cost: reads those alone."""
+        rows = self._storage.fetch(
+            "SELECT state, count(*) FROM conversations WHERE state <> 'hibernated' GROUP BY state"
+        )
+        return {State(state): count for state, count in rows}
+
+    def count_after(self, after: bytes, limit: int) -> tuple[int, bytes | None]:
+        """Count at most so many conversations behind a name, in bytes; the last one's name."""
+        rows = self._storage.fetch(
+            "SELECT count(*), max(name) FROM"
+            " (SELECT name FROM conversations WHERE name > ? ORDER BY name LIMIT ?)",
+            (after, limit),
+        )
+        count, last = rows[0]
+        return count, last
+
     async def durable(self) -> None:
         """Wait until everything that a read may have seen is durable."""
         await self._storage.durable()

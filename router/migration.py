@@ -80,6 +80,13 @@ class Gauge:
     bytes: int = 0
     bytes_total: int | None = None
     rows: int = 0
+    tell: Callable[[str], object] = lambda phase: None
+    """Is told of each phase that begins, and of the seal."""
+
+    def enter(self, phase: MigrationPhase) -> None:
+        """Begin a phase."""
+        self.phase = phase
+        self.tell(phase)
 
 
 async def copy(name: str, source: End, target: End, seal: Seal, gauge: Gauge) -> Copied:
@@ -92,7 +99,7 @@ async def copy(name: str, source: End, target: End, seal: Seal, gauge: Gauge) ->
     """
     gauge.bytes_total = await source.run(steps.size_step)
     live = gauge.bytes_total > SEALED_COPY_BYTES_MAX
-    gauge.phase = "copying"
+    gauge.enter("copying")
     if not live:
         await seal()
     manifest = await source.run(steps.describe_step, live)
@@ -101,15 +108,15 @@ async def copy(name: str, source: End, target: End, seal: Seal, gauge: Gauge) ->
     await _copy_rows(source, target, manifest, window_bytes, gauge)
     size = gauge.bytes
     if live:
-        gauge.phase = "catching up"
+        gauge.enter("catching up")
         await _catch_up(source, target, gauge)
         await _write(target, await source.run(steps.snapshot_step), gauge)
-    gauge.phase = "verifying"
+    gauge.enter("verifying")
     tables = await _compare(name, source, target, manifest, live)
     keys, sent = {}, None
     if live:
         await _catch_up(source, target, gauge)
-        gauge.phase = "sealed"
+        gauge.enter("sealed")
         await seal()
         window, keys, sent = await source.run(steps.last_step)
         await _write(target, window, gauge)

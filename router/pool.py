@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 
 from sessions_actor.errors import NoCapacityError, SessionsActorError
 
+from . import reports
 from .cluster import Cluster, ClusterNode, Slot
 from .placement import NodeView, default_max_active
 
@@ -92,6 +93,8 @@ class Pool:
         """Look at the cluster; returns the slots that went with nodes which are gone."""
         nodes = {node.node_id: node for node in await self._cluster.nodes()}
         gone = [slot for slot in self._slots.values() if slot.node_id not in nodes]
+        for node_id in self._nodes.keys() - nodes.keys():
+            reports.node_gone(node_id)
         self._nodes = nodes
         for slot in gone:
             self.discard(slot)
@@ -162,7 +165,9 @@ class Pool:
         try:
             slot = await asyncio.wait_for(waiter.found, wait_s)
         except TimeoutError:
-            raise NoCapacityError(len(choose(self.views()))) from None
+            nodes = len(choose(self.views()))
+            reports.no_capacity(name, wait_s, nodes)
+            raise NoCapacityError(nodes) from None
         except asyncio.CancelledError:
             if waiter.found.done() and not waiter.found.cancelled():
                 self.release(waiter.found.result())
@@ -171,6 +176,7 @@ class Pool:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
         slot.name = name
+        reports.waited_for_actor(asyncio.get_running_loop().time() - waiter.since)
         self.keep_warm()
         return slot
 
@@ -340,20 +346,24 @@ class Pool:
         task.add_done_callback(self._tasks.discard)
 
     async def _start_actor(self, node_id: str) -> None:
+        began = asyncio.get_running_loop().time()
         try:
             slot = await self._cluster.start_actor(node_id)
         except asyncio.CancelledError:
             raise
         except SessionsActorError as error:
             # The node cannot serve at all; who can go nowhere else is told why.
+            reports.actor_start_failed(node_id, error)
             for waiter in self._waiters:
                 nodes = waiter.choose(self.views())
                 if [node.node_id for node in nodes] == [node_id] and not waiter.found.done():
                     waiter.found.set_exception(error)
-        except Exception:
+        except Exception as error:
             # The node is going or has no room: those who wait go on waiting for another.
+            reports.actor_start_failed(node_id, error)
             await asyncio.sleep(PATIENCE_S)
         else:
+            reports.actor_started(node_id, slot.pid, asyncio.get_running_loop().time() - began)
             self.add(slot)
         finally:
             self._starting[node_id] -= 1

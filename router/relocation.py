@@ -24,7 +24,7 @@ from sessions_actor.errors import (
 )
 from sessions_actor.names import check_name
 
-from . import migration
+from . import migration, reports
 from .cluster import Slot, answer, unwrapped
 from .directory import Entry, Owner, State, file_of
 from .migration import Copied, End, Gauge
@@ -166,7 +166,11 @@ class Relocation:
             slot = await router.pool.acquire(
                 name, choose, router.settings.capacity_wait_s, grow=True
             )
-            return await self._move(source, slot, began, moving)
+            with reports.Migration(source, slot.node_id, time.monotonic() - began) as steps:
+                moving.gauge.tell = steps.enter
+                report = await self._move(source, slot, began, moving)
+                steps.moved(report.bytes, report.messages)
+            return report
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -208,7 +212,7 @@ class Relocation:
 
         async def finish() -> MigrationReport:
             switched = await self._switch(source, slot, target)
-            moving.gauge.phase = "switched"
+            moving.gauge.enter("switched")
             moving.report = MigrationReport(
                 name=name,
                 source_node_id=source.slot.node_id,
@@ -232,6 +236,7 @@ class Relocation:
         await answer(slot.actor.receive.remote(spec))
 
         async def seal() -> None:
+            gauge.tell(reports.SEALING)
             await answer(source.slot.actor.seal.remote(source.name, source.epoch, SEAL_PATIENCE_S))
 
         ends = (
@@ -362,6 +367,7 @@ class Relocation:
         try:
             held = await self._inventory(drain.node_id)
             drain.total = len(held)
+            reports.drain_started(drain.node_id, drain.total)
             todo = iter(held)
 
             async def work() -> None:
@@ -375,6 +381,7 @@ class Relocation:
             drain.error = error
         finally:
             drain.seconds = time.monotonic() - drain.started
+            reports.drain_ended(drain.node_id, drain.moved, len(drain.failed), drain.seconds)
 
     async def _inventory(self, node_id: str) -> list[tuple[str, bool]]:
         """List what a node holds: names, and whether the file has to move to another disk."""

@@ -33,6 +33,7 @@ from sessions_actor.errors import (
 from sessions_actor.names import check_name
 from sessions_actor.retry import is_lost
 
+from . import reports
 from .agent import NodeFacts
 from .cluster import Cluster, Slot, answer
 from .directory import Directory, Entry, Owner, State
@@ -114,8 +115,10 @@ class Router:
         May be called from another thread.
         """
         if facts.node_id not in self.pool.nodes:
+            reports.lease_refused(facts.node_id)
             return None
         self.pool.set_disk(facts.node_id, facts.disk_id, facts.machine_id)
+        reports.lease_renewed()
         return self.leases.renew(facts.node_id)
 
     async def outlast(self, node_id: str) -> None:
@@ -131,6 +134,7 @@ class Router:
             term = self.leases.end_term(node_id)
             if term is not None:
                 await self.directory.note_term(node_id, term)
+                reports.lease_lapsed(node_id, term)
                 return
 
     # -------------------------------------------------------------------------- resolution
@@ -203,6 +207,7 @@ class Router:
 
         The directory goes on naming an owner whose process was not seen to end, for `activate`.
         """
+        reports.owner_lost(serving)
         if self._serving.get(serving.name) is serving:
             del self._serving[serving.name]
         await self.pool.refresh()
@@ -231,6 +236,7 @@ class Router:
 
     # -------------------------------------------------------------------------- activation
 
+    @reports.activation
     async def activate(self, name: str) -> Serving:
         """Give a conversation that nobody serves an owner. The caller holds the lock."""
         entry = self.directory.get(name)
@@ -408,7 +414,14 @@ class Router:
             last_active_at=result.last_active_at,
         )
         self.pool.release(serving.slot)
+        reports.hibernated(serving, self._reason(idle_s), result.file_bytes)
         return True
+
+    def _reason(self, idle_s: float | None) -> str:
+        """Say why a conversation was let go, from how long it had to be idle for that."""
+        if idle_s is None:
+            return "asked"
+        return "idle" if idle_s >= self.settings.idle_timeout_s else "evicted"
 
     async def _evict(self, node_id: str, *, idle_s: float, turn: bool = False) -> bool:
         """Free an actor on a node; see `pool.Evict`."""

@@ -20,6 +20,7 @@ from sessions_actor.channel import Address, Succession
 from sessions_actor.disk import root_here
 from sessions_actor.errors import StorageError
 from sessions_actor.lease import lease_clock
+from sessions_actor.observing import set_up
 
 from .administration import Administration
 from .agent import NodeFacts
@@ -34,6 +35,7 @@ from .models import (
     MigrationReport,
     NodeInfo,
 )
+from .observing import Watch
 from .relocation import Relocation
 from .router import Router
 from .settings import Settings
@@ -56,6 +58,7 @@ class Deployment:
     upkeep: Upkeep
     administration: Administration
     relocation: Relocation
+    watch: Watch
 
     @classmethod
     async def start(
@@ -76,6 +79,7 @@ class Deployment:
                 settings.actor_cpus,
                 ROUTER_NAME,
                 [ROUTER_NAME],
+                settings.observing,
             )
             leases = Leases(settings.lease_ttl_s, lease_clock)
             router = Router(settings, root, directory, cluster, leases)
@@ -86,10 +90,12 @@ class Deployment:
         except BaseException:
             directory.close()
             raise
-        return cls(router, upkeep, Administration(router), Relocation(router))
+        watch = Watch(router, ray.get_runtime_context().get_node_id())
+        return cls(router, upkeep, Administration(router), Relocation(router), watch)
 
     async def close(self) -> None:
         """Hibernate everything and close the directory."""
+        self.watch.end()
         await self.relocation.close()
         await self.upkeep.close()
         with contextlib.suppress(OSError):
@@ -101,6 +107,7 @@ class RouterActor:
 
     def __init__(self, settings: str, namespace: str) -> None:
         self._settings = Settings.model_validate_json(settings)
+        set_up(self._settings.observing, "router", node=ray.get_runtime_context().get_node_id())
         self._namespace = namespace
         self._deployment: Deployment | None = None
         self._granting: Router | None = None

@@ -13,6 +13,8 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from sessions_actor.limits import MIB, QUOTA_BYTES_DEFAULT, ClientLimits
+from sessions_actor.logs import LogFormat, LogLevel
+from sessions_actor.observing import Observing
 from sessions_actor.overload import PENDING_BYTES_DEFAULT, PENDING_CALLS_DEFAULT, Bounds
 
 QUOTA_BYTES_MIN: Final = MIB // 4
@@ -84,6 +86,18 @@ class Settings(BaseSettings):
     actor_cpus: float = Field(default=0.01, gt=0, le=1)
     """Ray CPUs that an actor holds, so that a node with conversations is not taken for idle."""
 
+    metrics: bool = True
+    """Whether actors and router send metrics to Ray's Prometheus endpoint."""
+
+    log_format: LogFormat = "json"
+    """How actors and router write their events: "json" for programs, "console" for people."""
+
+    log_level: LogLevel = "info"
+    """The least that is logged: "debug", "info", "warning" or "error"."""
+
+    tracing: str | None = None
+    """What sets up OpenTelemetry in each actor, as `module:function`; see `tracing.otlp`."""
+
     log_to_driver: bool = False
     """Whether Ray copies what the actors print to the process that connected."""
 
@@ -108,6 +122,11 @@ class Settings(BaseSettings):
         if self.max_active is not None and self.warm_actors > self.max_active:
             raise ValueError("warm_actors is at most max_active")
         return self
+
+    @property
+    def observing(self) -> Observing:
+        """What each process of the deployment needs to tell what it does."""
+        return Observing(self.metrics, self.log_format, self.log_level, self.tracing)
 
     @property
     def bounds(self) -> Bounds:

@@ -13,6 +13,7 @@ from sessions_actor.actor import ActorState, Binding, Description
 from sessions_actor.disk import machine_id
 from sessions_actor.retry import is_lost
 
+from . import reports
 from .cluster import Slot, answer, slot_of
 from .directory import Entry, State
 from .leases import FIRST_TERM
@@ -152,12 +153,14 @@ class Upkeep:
         looked = router.now()
         while True:
             await asyncio.sleep(tick)
-            with contextlib.suppress(Exception):  # a cluster in trouble: the next round sees more
+            try:
                 self._watch_leases()
                 self._hibernate_idle()
                 if router.now() - looked >= LOOK_AROUND_S:
                     looked = router.now()
                     await self._look_around()
+            except Exception as error:  # a cluster in trouble: the next round sees more
+                reports.upkeep_failed(error)
 
     def _watch_leases(self) -> None:
         leases = self._router.leases

@@ -22,13 +22,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from . import wire
+from . import reports, wire
 from .disk import disk_id, file_bytes, machine_id, remove_file, root_here
 from .durable_object import DurableObject
 from .errors import MigratingError, RoutingError, StaleEpochError, StorageError
 from .hosted import Ended, Hosted, Remains
 from .lease import NodeLease
 from .limits import NO_CLIENT_LIMITS, ClientLimits
+from .metrics_export import MetricsExport
+from .observing import Observing, set_up
 from .open_object import Activation
 from .overload import Bounds
 from .storage import Storage
@@ -144,7 +146,10 @@ _CUT = wire.Answer(wire.CUT, b"")
 class ConversationActor:
     """Hosts one conversation at a time; see the module."""
 
-    def __init__(self, storage_root: str, open_lease: OpenLease) -> None:
+    def __init__(
+        self, storage_root: str, open_lease: OpenLease, observing: Observing | None = None
+    ) -> None:
+        self._export = _set_up(observing)
         self._root: Path = root_here(storage_root)
         self._lease = open_lease()
         self._binding = _IDLE
@@ -223,6 +228,7 @@ class ConversationActor:
                 raise
         except BaseException as error:
             self._unbind()
+            reports.start_failed(spec.name, spec.epoch, error)
             if isinstance(error, Exception):
                 raise wire.load_error(wire.dump_error(error)) from None
             raise
@@ -269,8 +275,8 @@ class ConversationActor:
                 if self._hosted is hosted:
                     try:
                         await self._end(hosted)
-                    except Exception:  # its callers were told why; there is nobody left to tell
-                        return
+                    except Exception as error:  # its callers were told why
+                        reports.end_failed(hosted.name, hosted.epoch, error)
 
         assert self._hosted is not None
         self._start_chore(end(self._hosted))
@@ -283,6 +289,7 @@ class ConversationActor:
     def _bind(self, state: ActorState, spec: ActivationSpec) -> None:
         self._spec = spec
         self._binding = Binding(state, spec.name, spec.epoch)
+        self._export.begin()
 
     def _close_site(self) -> None:
         site, self._site = self._site, None
@@ -293,6 +300,7 @@ class ConversationActor:
         self._close_site()
         self._hosted = self._spec = None
         self._binding = _IDLE
+        self._export.end()
 
     def _require_idle(self) -> None:
         if self._binding.state is not ActorState.IDLE:
@@ -472,6 +480,16 @@ class ConversationActor:
     async def file_bytes(self, file: str) -> int | None:
         """Return a file's size on this node's disk; None when it is not there."""
         return file_bytes(self._root, file)
+
+
+def _set_up(observing: Observing | None) -> MetricsExport:
+    """Set up what this process tells; nothing of it outside a deployment."""
+    if observing is None:
+        return MetricsExport("actor", enabled=False)
+    import ray
+
+    node = ray.get_runtime_context().get_node_id()
+    return set_up(observing, "actor", node=node, pid=os.getpid())
 
 
 def load_class(reference: str) -> type[DurableObject]:

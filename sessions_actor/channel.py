@@ -13,9 +13,10 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
-from . import wire
+from . import tracing, wire
 from .errors import MigratingError
 from .limits import MIB
 from .overload import Bounds, Load
@@ -134,7 +135,12 @@ class Channel:
 
     def _new(self, part: Part, repeatable: bool) -> Call:
         deadline = self._loop.time() + self.resolver.call_timeout_s
-        return Call(part, deadline, repeatable, self._loop.create_future())
+        future: asyncio.Future[bytes] = self._loop.create_future()
+        span = tracing.client_span(self.name, part.session_id, part.method)
+        if span is not None:
+            part = part._replace(trace=span.parent)
+            future.add_done_callback(partial(_end_span, span))
+        return Call(part, deadline, repeatable, future)
 
     # ------------------------------------------------------------------------------ sending
 
@@ -305,3 +311,8 @@ class Channel:
             f"conversation {self.name!r} did not answer within"
             f" {self.resolver.call_timeout_s:g} s{known}"
         )
+
+
+def _end_span(span: tracing.ClientSpan, outcome: asyncio.Future[bytes]) -> None:
+    error = asyncio.CancelledError() if outcome.cancelled() else outcome.exception()
+    span.end(error)

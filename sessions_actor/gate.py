@@ -22,11 +22,13 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from time import perf_counter
 from types import CoroutineType
 from typing import TypeVar
 
 import apsw
 
+from . import meters, tracing
 from .errors import (
     OutputGateBrokenError,
     QuotaExceededError,
@@ -90,6 +92,7 @@ class Gate:
         self._op_reserved = False
         self._near_quota = True
         self._spilled = 0
+        self._ops, self._began_at, self._changes = 0, 0.0, 0
         self._epoch: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiters: list[asyncio.Future[None]] = []
@@ -210,7 +213,10 @@ class Gate:
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self._end_turn()
-        await waiter
+        if tracing.active:
+            await tracing.waited(waiter, "commit")
+        else:
+            await waiter
 
     def flush(self) -> None:
         """Commit the group now.
@@ -226,17 +232,26 @@ class Gate:
         if self._file_identity() != self._identity:
             # SQLite would go on writing to a file that no path leads to.
             raise self._break("the file was removed or replaced")
+        asked_at = perf_counter()
         try:
             self._execute(_COMMIT)
         except apsw.Error as error:
             raise self._break(f"commit failed: {error}") from error
         self._open = False
+        self._note_commit(asked_at)
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
         for callback in self._on_commit:
             callback()
+
+    def _note_commit(self, asked_at: float) -> None:
+        now = perf_counter()
+        meters.COMMIT_SECONDS.observe(now - asked_at)
+        meters.GATE_WAIT_SECONDS.observe(now - self._began_at)
+        meters.COMMIT_OPS.observe(self._ops)
+        meters.ROWS_WRITTEN.inc(by=self._db.total_changes() - self._changes)
 
     def check_growth(self) -> int:
         """Return the file's pages, or refuse when the running op carried them past the quota.
@@ -308,6 +323,8 @@ class Gate:
             self._pages = self._execute(_PAGE_COUNT).get
             self._near_quota = self._page_limit - self._pages < self._slack_pages
             self._spilled = self._db.status(apsw.SQLITE_DBSTATUS_CACHE_SPILL)[0]
+            self._ops, self._began_at = 0, perf_counter()
+            self._changes = self._db.total_changes()
             if self._epoch is not None:
                 self._check_epoch(self._epoch)
         except apsw.Error as error:
@@ -356,6 +373,7 @@ class Gate:
 
     def _end_op(self, result: object) -> None:
         """Hold an outermost op to its bounds before its savepoint is released."""
+        self._ops += 1
         if type(result) is CoroutineType:
             result.close()
             raise TypeError("an op is a plain function: it cannot await")
@@ -406,6 +424,7 @@ class Gate:
         """
         assert self._broken is None
         self._broken = error
+        meters.GATE_BROKEN.inc(type(error).__name__)
         self._open = False
         self._loop = None
         if self._db.in_transaction:

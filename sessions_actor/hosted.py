@@ -20,12 +20,19 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from time import perf_counter
 from typing import Any, Final
 
-from . import wire
+from . import reports, tracing, wire
 from .change_log import ChangeLog
 from .durable_object import DurableObject
-from .errors import MigratingError, OverloadedError, RoutingError, StaleEpochError
+from .errors import (
+    MigratingError,
+    OverloadedError,
+    RoutingError,
+    SessionsActorError,
+    StaleEpochError,
+)
 from .limits import NO_CLIENT_LIMITS, WINDOW_BYTES_MAX, WINDOW_ROWS_MAX, ClientLimits
 from .open_object import Activation
 from .overload import Bounds, Load
@@ -184,7 +191,9 @@ class Hosted:
         self._clock = asyncio.get_running_loop().time
         self.started_at = self._used_at = self._clock()
         self._active_at_ms = _now_ms()
-        self.storage.on_broken(lambda error: self._lost())
+        self.storage.on_broken(self._lost)
+        events = getattr(self.host.installed_lifecycle, "events", None)
+        self._end_watch = reports.watch(self, events)
         if follow:
             self._record(complete=True)
 
@@ -222,7 +231,8 @@ class Hosted:
         self._moved.set()
         self._moved = asyncio.Event()
 
-    def _lost(self) -> None:
+    def _lost(self, error: SessionsActorError) -> None:
+        reports.gate_broken(self.name, self.epoch, error)
         if self._phase is not Phase.ENDED:
             self._enter(Phase.ENDED)
             self._on_lost()
@@ -239,6 +249,7 @@ class Hosted:
         if refusal is not None:
             for part in admitted:
                 self._load.give_back(len(part.args))
+            reports.refused(self.name, epoch, refusal, len(parts))
             return [_error(refusal)] * len(parts)
         self._active_at_ms = _now_ms()
         tasks = []
@@ -262,6 +273,7 @@ class Hosted:
                 self._load.take(len(part.args))
             except OverloadedError as error:
                 refused[i] = _error(error)
+                reports.refused(self.name, self.epoch, error, 1)
         return refused
 
     async def _admit(self, epoch: int) -> RoutingError | None:
@@ -286,6 +298,22 @@ class Hosted:
             self._quiet.set()
 
     async def _run(self, part: Part) -> Answer:
+        began = perf_counter()
+        if part.trace is None:
+            answer = await self._outcome(part)
+        else:
+            answer = await self._traced(part, part.trace)
+        reports.call_ended(part.method, answer.tag, perf_counter() - began)
+        return answer
+
+    async def _traced(self, part: Part, parent: str) -> Answer:
+        with tracing.actor_span(parent, self.name, part.session_id, part.method) as span:
+            answer = await self._outcome(part)
+            if answer.tag == wire.ERROR:
+                span.failed(wire.load_error(answer.data))
+            return answer
+
+    async def _outcome(self, part: Part) -> Answer:
         try:
             return Answer(wire.OK, await self._invoke(part))
         except asyncio.CancelledError:
@@ -293,6 +321,7 @@ class Hosted:
         except Exception as error:
             if self._phase is Phase.ENDED and isinstance(error, RuntimeError):
                 return Answer(wire.CUT, b"")  # the file was closed under it
+            reports.call_failed(self.name, self.epoch, part.method, error)
             return Answer(wire.ERROR, wire.dump_error(error))
 
     async def _invoke(self, part: Part) -> bytes:
@@ -444,6 +473,7 @@ class Hosted:
         if self._phase is not Phase.ENDED:
             self._enter(Phase.ENDED)
         await self._settle()
+        self._end_watch()
         self._streams.clear()
         file_bytes = 0
         try:

@@ -40,12 +40,17 @@ GAP: Final = "gap"
 
 
 class Part(NamedTuple):
-    """One call of a frame; `again` says that an earlier try of it may have been carried out."""
+    """One call of a frame.
+
+    `again` says that an earlier try of it may have been carried out; `trace` is the caller's span
+    as W3C `traceparent`, when there is one.
+    """
 
     session_id: str
     method: str
     args: bytes
     again: bool = False
+    trace: str | None = None
 
 
 class Answer(NamedTuple):
@@ -220,6 +225,17 @@ METHODS: Final[dict[str, Method]] = {
     FOLLOW_CHANGES: Method(ResultKind.JSON),
     CALL: Method(ResultKind.PICKLE, alone=True, repeatable=False),
 }
+
+WRITES: Final = frozenset(
+    {
+        *("append_message", "append_messages", "update_message", "upsert_message"),
+        *("delete_messages", "clear_messages", "import_message", "import_messages"),
+        *("add_compaction", "import_compactions", "import_config"),
+    }
+)
+"""Methods that write; every other one reads, or is the hosted class's own."""
+
+assert METHODS.keys() > WRITES
 
 _SAME = 0
 

@@ -21,6 +21,10 @@ LAYERS = {
     "sessions": 3,
     "tables tracking transfer transfer_steps conversation": 3,
     "wire waiting change_log disk lease retry channel reader hosted actor handle": 4,
+    # What a process tells of itself: numbers and spans from the lowest layer on.
+    "telemetry meters tracing": 0,
+    "logs": 1,
+    "reports metrics_export observing": 4,
 }
 LAYER_OF = {name: layer for names, layer in LAYERS.items() for name in names.split()}
 PURE_FORBIDS = {"apsw", "ray", "asyncio", "time", "random", "uuid", "os", "sqlite3"}

@@ -32,6 +32,10 @@ def test_every_field_is_readable_from_the_environment(monkeypatch: pytest.Monkey
         "client_message_bytes_max": 65_536,
         "client_parts_max": 100,
         "actor_cpus": 0.5,
+        "metrics": False,
+        "log_format": "console",
+        "log_level": "debug",
+        "tracing": "myapp:trace",
         "log_to_driver": True,
     }
     assert set(values) == set(Settings.model_fields)

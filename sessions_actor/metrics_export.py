@@ -1,0 +1,133 @@
+"""Sends what a process recorded to Ray, whose Prometheus endpoint shows it as `ray_<name>`.
+
+Rules:
+- About once a second, and only what changed; gauges each time, since one that is not sent again
+  is taken for gone. A process that is killed takes at most its last second along.
+- Every series carries the node and the role of the process. Ray adds the id of its worker.
+- A counter is sent as 0 before it first rises: Prometheus sees no rise in what begins at 1.
+- A histogram is sent as the sums that it is made of. Ray's own takes one observation at a time,
+  and its agent replays each at the middle of its bucket: dear, and its sum is a guess.
+
+Without Ray nothing is sent; with a Ray that has no endpoint (`pip install ray` without
+`[default]`) it goes nowhere. What it does not do: decide what is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from .meters import REGISTRY
+from .telemetry import Kind, Registry, Sample
+
+FLUSH_S: Final = 1.0
+
+Sink = Callable[[float, dict[str, str]], None]
+"""Takes a number and the labels of its series."""
+
+Make = Callable[[Kind, str, str, tuple[str, ...]], Sink]
+"""Makes the sink of a name: its kind, name, help, and the names of its labels."""
+
+
+class MetricsExport:
+    """One process's way to Ray's metrics.
+
+    Args:
+        role: what the process is: "actor", "router", "agent".
+        node: the node's id; asked of Ray unless given.
+        make: where it goes; Ray unless given.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        *,
+        registry: Registry = REGISTRY,
+        enabled: bool = True,
+        node: str | None = None,
+        make: Make | None = None,
+    ) -> None:
+        self._role, self._registry, self._enabled = role, registry, enabled
+        self._node, self._make = node, make
+        self._sinks: dict[str, Sink] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._wanted = False
+
+    def begin(self) -> None:
+        """Send from now on. Called with a running event loop; beginning twice is fine."""
+        self._wanted = True
+        if self._task is None and self._is_possible():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def end(self) -> None:
+        """Stop after what was recorded so far is sent."""
+        self._wanted = False
+
+    def _is_possible(self) -> bool:
+        ray = sys.modules.get("ray")
+        there = self._make is not None or (ray is not None and ray.is_initialized())
+        return self._enabled and there
+
+    async def _run(self) -> None:
+        try:
+            while self._wanted:
+                # Nothing that goes wrong here may reach those whom the process serves.
+                with contextlib.suppress(Exception):
+                    self.flush()
+                await asyncio.sleep(FLUSH_S)
+            with contextlib.suppress(Exception):
+                self.flush()
+        finally:
+            self._task = None
+            if self._wanted:  # asked for again during the last round
+                self.begin()
+
+    def flush(self) -> int:
+        """Send now what changed; returns how many numbers that were."""
+        samples = self._registry.drain(self._role)
+        if samples and self._node is None:
+            import ray
+
+            self._node = ray.get_runtime_context().get_node_id()
+        for sample in samples:
+            tags = {"node": self._node or "", "role": self._role, **sample.labels}
+            self._sink(sample, tags)(sample.value, tags)
+        return len(samples)
+
+    def _sink(self, sample: Sample, tags: Mapping[str, str]) -> Sink:
+        sink = self._sinks.get(sample.name)
+        if sink is None:
+            help = self._registry.family_of(sample.name).help
+            make = self._make or _in_ray
+            sink = self._sinks[sample.name] = make(sample.kind, sample.name, help, tuple(tags))
+        return sink
+
+
+def _in_ray(kind: Kind, name: str, help: str, keys: tuple[str, ...]) -> Sink:
+    """Make a metric of Ray.
+
+    Gauges are `ray.util.metrics.Gauge`. What rises goes one level below its `Counter`, which
+    takes no 0 and adds `_total` to every name, also to the parts of a histogram.
+    """
+    import ray._raylet
+    from ray.util.metrics import Gauge, Metric
+
+    if kind is Kind.GAUGE:
+        return Gauge(name, help, keys).set
+    native: Any = ray._raylet
+
+    class Rising(Metric):
+        """What `Counter` is, for a counter or for a part of a histogram."""
+
+        def __init__(self) -> None:
+            super().__init__(name, help, keys)
+            make = native.Count if kind is Kind.COUNTER else native.Sum
+            self._metric = make(name, help, keys)
+
+        def add(self, value: float, tags: dict[str, str]) -> None:
+            self._record(value, tags)
+
+    return Rising().add

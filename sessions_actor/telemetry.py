@@ -1,0 +1,279 @@
+"""What a process counts of its own work: counters, gauges and histograms, in memory. Pure.
+
+Rules:
+- Recording costs a dictionary look-up and an addition; nothing is sent, locked or formatted. The
+  code that records runs in one thread per process.
+- Label values are few and known: methods, outcomes, kinds, classes of errors. A family that is
+  given more than `LABEL_SETS_MAX` different ones counts the rest as `other`.
+
+`meters` declares what there is, `metrics_export` sends it to Ray; without that these are plain
+numbers that nobody reads. What it does not do: know a clock, keep history, or tell processes apart.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from itertools import product
+from typing import ClassVar, Final, NamedTuple, TypeVar
+
+PREFIX: Final = "sessions_actor_"
+LABEL_SETS_MAX: Final = 64
+OTHER: Final = "other"
+
+Labels = tuple[str, ...]
+
+
+class Kind(StrEnum):
+    """How the samples of a name are to be read."""
+
+    COUNTER = "counter"  # by how much it rose
+    GAUGE = "gauge"  # what it is
+    HISTOGRAM = "histogram"  # by how much a bucket, the sum or the count rose
+
+
+class Sample(NamedTuple):
+    """One number to be sent on. Those of a histogram are named `_bucket`, `_sum` and `_count`."""
+
+    name: str
+    kind: Kind
+    labels: dict[str, str]
+    value: float
+
+
+class _Family:
+    """One metric with all its label values.
+
+    Args: `role` names the processes that record it, when only some do: "router", "actor".
+    """
+
+    kind: ClassVar[Kind]
+    recording: ClassVar[bool] = True
+    """Whether anything is recorded in this process; `record()` turns it off and on."""
+
+    def __init__(
+        self, name: str, help: str, labels: Sequence[str] = (), *, role: str | None = None
+    ) -> None:
+        assert name.startswith(PREFIX)
+        self.name, self.help, self.labels, self.role = name, help, tuple(labels), role
+
+    def _admit(self, labels: Labels, known: int) -> Labels:
+        """Return under which labels to count, so that a family stays small."""
+        assert len(labels) == len(self.labels), f"{self.name} has the labels {self.labels}"
+        return labels if known < LABEL_SETS_MAX else (OTHER,) * len(labels)
+
+    def _labelled(self, values: Labels) -> dict[str, str]:
+        return dict(zip(self.labels, values, strict=True))
+
+    def drain(self) -> Iterator[Sample]:
+        """Yield what is to be sent on and was not before."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Forget everything."""
+        raise NotImplementedError
+
+
+class Counter(_Family):
+    """Something that only rises.
+
+    Args: `known` are label values that are sent as 0 before anything happened: one list of values
+        for each label. Without labels that is always so.
+    """
+
+    kind = Kind.COUNTER
+
+    def __init__(
+        self,
+        name: str,
+        help: str,
+        labels: Sequence[str] = (),
+        *,
+        known: Sequence[Sequence[str]] = (),
+        role: str | None = None,
+    ) -> None:
+        assert name.endswith("_total")
+        super().__init__(name, help, labels, role=role)
+        self._known = tuple(product(*known)) if known or not labels else ()
+        self.reset()
+
+    def inc(self, *labels: str, by: float = 1) -> None:
+        """Count one more, or `by` more."""
+        if self.recording:
+            values = self._values
+            if labels not in values:
+                labels = self._admit(labels, len(values))
+            values[labels] = values.get(labels, 0.0) + by
+
+    def value(self, *labels: str) -> float:
+        """Return the count so far."""
+        return self._values.get(labels, 0.0)
+
+    def drain(self) -> Iterator[Sample]:
+        for labels, value in self._values.items():
+            rise = value - self._sent.get(labels, 0.0)
+            if rise > 0 or labels not in self._sent:
+                self._sent[labels] = value
+                yield Sample(self.name, self.kind, self._labelled(labels), rise)
+
+    def reset(self) -> None:
+        self._values: dict[Labels, float] = dict.fromkeys(self._known, 0.0)
+        self._sent: dict[Labels, float] = {}
+
+
+class Gauge(_Family):
+    """Something that is so much now."""
+
+    kind = Kind.GAUGE
+
+    def __init__(
+        self, name: str, help: str, labels: Sequence[str] = (), *, role: str | None = None
+    ) -> None:
+        assert not name.endswith("_total")
+        super().__init__(name, help, labels, role=role)
+        self.reset()
+
+    def set(self, value: float, *labels: str) -> None:
+        """Note what it is now."""
+        if self.recording:
+            values = self._values
+            if labels not in values:
+                labels = self._admit(labels, len(values))
+            values[labels] = value
+
+    def clear(self, *labels: str) -> None:
+        """Say nothing of it any more."""
+        self._values.pop(labels, None)
+
+    def value(self, *labels: str) -> float | None:
+        """Return what was noted last."""
+        return self._values.get(labels)
+
+    def drain(self) -> Iterator[Sample]:
+        # Each time, changed or not: a gauge that is not sent again counts as gone.
+        for labels, value in self._values.items():
+            yield Sample(self.name, self.kind, self._labelled(labels), value)
+
+    def reset(self) -> None:
+        self._values: dict[Labels, float] = {}
+
+
+class Histogram(_Family):
+    """How often something was at most so large.
+
+    Args: `bounds` are the upper ends of the buckets, rising; the last one, infinity, is added.
+    """
+
+    kind = Kind.HISTOGRAM
+
+    def __init__(
+        self,
+        name: str,
+        help: str,
+        bounds: Sequence[float],
+        labels: Sequence[str] = (),
+        *,
+        role: str | None = None,
+    ) -> None:
+        assert list(bounds) == sorted(set(bounds))
+        super().__init__(name, help, labels, role=role)
+        self.bounds = tuple(bounds)
+        self._les = [*(format(bound, "g") for bound in bounds), "+Inf"]
+        self.reset()
+
+    def observe(self, value: float, *labels: str) -> None:
+        """Count one observation."""
+        if self.recording:
+            series = self._series.get(labels) or self._open(labels)
+            series[bisect_left(self.bounds, value)] += 1
+            series[-1] += value
+
+    def _open(self, labels: Labels) -> list[float]:
+        labels = self._admit(labels, len(self._series))
+        return self._series.setdefault(labels, [0.0] * (len(self.bounds) + 2))
+
+    def count(self, *labels: str) -> float:
+        """Return how many observations there were."""
+        return math.fsum(self._series.get(labels, (0.0,))[:-1])
+
+    def sum(self, *labels: str) -> float:
+        """Return the sum of what was observed."""
+        return self._series.get(labels, [0.0])[-1]
+
+    def drain(self) -> Iterator[Sample]:
+        for labels, series in self._series.items():
+            sent = self._sent.setdefault(labels, [0.0] * len(series))
+            if series == sent:
+                continue
+            rises = [now - before for now, before in zip(series, sent, strict=True)]
+            self._sent[labels] = list(series)
+            named = self._labelled(labels)
+            total = 0.0
+            # Buckets are cumulative: each holds those below it as well.
+            for le, rise in zip(self._les, rises, strict=False):
+                total += rise
+                if total:
+                    name = f"{self.name}_bucket"
+                    yield Sample(name, self.kind, {**named, "le": le}, total)
+            yield Sample(f"{self.name}_count", self.kind, named, total)
+            if rises[-1]:
+                yield Sample(f"{self.name}_sum", self.kind, named, rises[-1])
+
+    def reset(self) -> None:
+        self._series: dict[Labels, list[float]] = {}
+        self._sent: dict[Labels, list[float]] = {}
+
+
+F = TypeVar("F", bound=_Family)
+
+
+class Registry:
+    """The families of a process."""
+
+    def __init__(self) -> None:
+        self.families: dict[str, _Family] = {}
+        self._before: list[Callable[[], None]] = []
+
+    def add(self, family: F) -> F:
+        """Take in a family, under a name of its own."""
+        assert family.name not in self.families
+        self.families[family.name] = family
+        return family
+
+    def family_of(self, name: str) -> _Family:
+        """Return the family that a sample belongs to."""
+        family = self.families.get(name)
+        return family or self.families[name.rpartition("_")[0]]
+
+    def before_drain(self, look: Callable[[], None]) -> Callable[[], None]:
+        """Have gauges set each time before they are read; returns what ends that."""
+        self._before.append(look)
+
+        def end() -> None:
+            if look in self._before:
+                self._before.remove(look)
+
+        return end
+
+    def drain(self, role: str | None = None) -> list[Sample]:
+        """Return what changed since the last call, and every gauge.
+
+        Args: `role` leaves out what only processes of another role record.
+        """
+        for look in list(self._before):
+            look()
+        families = [f for f in self.families.values() if f.role in (None, role) or role is None]
+        return [sample for family in families for sample in family.drain()]
+
+    def reset(self) -> None:
+        """Forget everything that was recorded; for tests."""
+        for family in self.families.values():
+            family.reset()
+        self._before.clear()
+
+
+def record(on: bool) -> None:
+    """Turn recording in this process on or off."""
+    _Family.recording = on
