@@ -167,7 +167,8 @@ def _short(value: Any) -> str:
 # ---------------------------------------------------------------------------------------- reading
 
 _DIGITS_ONLY = bytes(0x30 if chr(byte) in "0123456789" else 0 for byte in range(256))
-_MAYBE_BEYOND_64_BITS = b"0" * 19
+_LONG_RUN = b"0" * 19
+_BEFORE_NUMBERS = b"[:, \t\n\r"
 
 
 def loads(data: bytes | str) -> Any:
@@ -181,9 +182,36 @@ def loads(data: bytes | str) -> Any:
         value = orjson.loads(raw)
     except ValueError:
         return _read(data)
-    if raw.translate(_DIGITS_ONLY).find(_MAYBE_BEYOND_64_BITS) >= 0:
-        return _read(data)  # orjson reads an integer beyond 64 bits as a float
+    if _maybe_beyond_64_bits(raw):
+        return _read(data)  # orjson reads such an integer as a float
     return value
+
+
+def loads_for_texts(data: bytes) -> Any:
+    """Read one JSON text for its strings, numbers aside: a large integer may come as a float.
+
+    Raises: ValueError when it is malformed.
+    """
+    try:
+        return orjson.loads(data)
+    except ValueError:
+        return _read(data)
+
+
+def _maybe_beyond_64_bits(raw: bytes) -> bool:
+    """Tell whether a long run of digits stands where a number begins.
+
+    Ids made of digits, which many systems use, are such runs as well, but behind a quote.
+    """
+    digits = raw.translate(_DIGITS_ONLY)
+    at = digits.find(_LONG_RUN)
+    while at >= 0:
+        before = at - 2 if raw[at - 1 : at] == b"-" else at - 1
+        if before < 0 or raw[before] in _BEFORE_NUMBERS:
+            return True
+        end = digits.find(b"\0", at)
+        at = digits.find(_LONG_RUN, end) if end >= 0 else -1
+    return False
 
 
 def loads_array(data: bytes | str) -> list[Any]:

@@ -16,12 +16,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from operator import itemgetter
 from typing import Any, cast
 
-from ..codec import loads
+from ..codec import loads, loads_for_texts
 from ..limits import MIB, WINDOW_BYTES_MAX, WINDOW_ROWS_MAX
 from ..messages import SessionMessage
 from ..records import SearchResult
@@ -37,6 +37,8 @@ _SEQ_BITS = 40
 _CROWDED = 1 << 62  # above: rows of damaged files, whose `seq` is taken or no place at all
 _BUILD_BYTES = 2 * MIB
 _BUILD_ROWS = 2000
+# What FTS5 gathers in memory before it writes a segment: while building, all of a window.
+_GATHER_BYTES, _GATHER_BYTES_BUILDING = MIB, 4 * MIB
 _SMALL_BYTES = WINDOW_BYTES_MAX // WINDOW_ROWS_MAX
 
 IndexRow = tuple[int, str, str, str, str]
@@ -66,17 +68,21 @@ def searchable(text: str) -> str:
 def text_parts(message: SessionMessage) -> list[str]:
     """List the texts of a message: what search finds and, joined, returns."""
     texts = []
-    for part in message.get("parts") or ():
+    for part in message["parts"]:
         if isinstance(part, dict) and part.get("type") == "text":
             text = part.get("text")
             texts.append(text if isinstance(text, str) else "")
     return texts
 
 
-def message_texts(message: SessionMessage) -> tuple[str, str]:
-    """Join the texts of a message, as a write does and as the build does (no empty ones)."""
-    texts = text_parts(message)
-    return " ".join(texts), " ".join(filter(None, texts))
+def written_text(message: SessionMessage) -> str:
+    """Join the texts of a message as a write indexes it."""
+    return " ".join(text_parts(message))
+
+
+def compact_text(message: SessionMessage) -> str:
+    """Join the texts of a message as the build indexes it: without the empty ones."""
+    return " ".join(filter(None, text_parts(message)))
 
 
 def phrase(query: str) -> str:
@@ -126,7 +132,7 @@ class Index:
         An unchanged text writes nothing.
         """
         if self.exists:
-            self._put(session_id, message_id, role, searchable(message_texts(message)[0]))
+            self._put(session_id, message_id, role, searchable(written_text(message)))
 
     def _put(self, session_id: str, message_id: str, role: str, text: str) -> None:
         rowid, old = self._find(session_id, message_id)
@@ -232,6 +238,7 @@ class Index:
             self._drop()  # another's index: its rows can be found by scans alone
         if not self.exists:
             self._db.execute(schema.INDEX_TABLE)
+            self._gather(_GATHER_BYTES_BUILDING)
             self._built_to = ("", BEFORE_ALL)
             self._numbers, self._built_seqs = {}, {}
             self._save()
@@ -264,18 +271,27 @@ class Index:
         size, done = 0, place
         taken, rows = self._rowids(session_id, ids), list[IndexRow]()
         for window in windows(ids, WINDOW_ROWS_MAX):
-            texts = self._store.small_texts(session_id, [id_ for _, id_ in window], _SMALL_BYTES)
+            found = self._store.small_texts(session_id, [id_ for _, id_ in window], _SMALL_BYTES)
             for seq, message_id in window:
                 if size > _BUILD_BYTES and seq != done:
                     more = True
                     break
                 done = seq
-                role, text = texts.get(message_id, ("", b""))
-                text = self._store.text(session_id, message_id) if text is None else text
-                message = parse(text or b"")
-                if message is not None:
-                    size += len(text or b"")
-                    self._add(session_id, seq, message_id, role, message, taken, rows)
+                _, role, text = found.get(message_id, ("", "", b""))
+                text = self._store.text(session_id, message_id) or b"" if text is None else text
+                message = _shaped(text, loads_for_texts)
+                if message is None:
+                    continue
+                size += len(text)
+                indexed = searchable(compact_text(message))
+                rowid = self._rowid(session_id, seq)
+                if rowid is None or rowid in taken:
+                    self._db.executemany(_INSERT, rows)
+                    rows.clear()
+                    self._put(session_id, message_id, role, indexed)
+                elif indexed:
+                    taken.add(rowid)
+                    rows.append((rowid, message_id, session_id, role, indexed))
             else:
                 continue
             break
@@ -296,28 +312,12 @@ class Index:
         )
         return {row[0] for row in found}
 
-    def _add(
-        self,
-        session_id: str,
-        seq: int,
-        message_id: str,
-        role: str,
-        message: SessionMessage,
-        taken: set[int],
-        rows: list[IndexRow],
-    ) -> None:
-        """Index one message of a window, or note its row for the end of the window."""
-        text = searchable(message_texts(message)[1])
-        rowid = self._rowid(session_id, seq)
-        if rowid is None or rowid in taken:
-            self._db.executemany(_INSERT, rows)
-            rows.clear()
-            self._put(session_id, message_id, role, text)
-        elif text:
-            taken.add(rowid)
-            rows.append((rowid, message_id, session_id, role, text))
+    def _gather(self, size: int) -> None:
+        query = f"INSERT INTO {schema.INDEX} ({schema.INDEX}, rank) VALUES ('hashsize', ?)"
+        self._db.execute(query, (size,))
 
     def _end_build(self) -> None:
+        self._gather(_GATHER_BYTES)
         self._built_to = None
         self._save()
         self._complete = True
@@ -335,8 +335,8 @@ class Index:
             text = self._store.text(session_id, message_id)
             message = None if text is None else parse(text)
             if message is not None:
-                written, compact = message_texts(message)
-                found = compact if searchable(compact) == indexed else written
+                compact = compact_text(message)
+                found = compact if searchable(compact) == indexed else written_text(message)
                 results.append(SearchResult(message_id, role, found))
         return results
 
@@ -388,7 +388,9 @@ class Index:
         ).fetchall():
             text = self._store.text(session_id, message_id)
             message = None if text is None else parse(text)
-            wanted = {searchable(t) for t in message_texts(message)} if message else {""}
+            wanted = {""}
+            if message is not None:
+                wanted = {searchable(written_text(message)), searchable(compact_text(message))}
             _, row = self._find(session_id, message_id)
             expected += row is not None
             if row is None:
@@ -404,8 +406,12 @@ class Index:
 
 def parse(text: bytes) -> SessionMessage | None:
     """Parse a stored message; None when a damaged or foreign row holds something else."""
+    return _shaped(text, loads)
+
+
+def _shaped(text: bytes, read: Callable[[bytes], Any]) -> SessionMessage | None:
     try:
-        message = loads(text)
+        message = read(text)
     except ValueError:
         return None
     if (

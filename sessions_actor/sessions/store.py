@@ -153,15 +153,15 @@ class Store:
 
     def small_texts(
         self, session_id: str, ids: Sequence[str], limit: int
-    ) -> dict[str, tuple[str, bytes | None]]:
-        """Read roles and stored JSON of some messages; None for a text above `limit` bytes."""
+    ) -> dict[str, tuple[str, str, bytes | None]]:
+        """Read (id, role, stored JSON) of some messages by id; None for a text above `limit`."""
         found = self._db.execute(
             "SELECT id, role, CASE WHEN content_chunks = 0 AND octet_length(content) <= ?1"
             f" THEN CAST(content AS BLOB) END FROM {schema.MESSAGES}"
             f" WHERE session_id = ?2 AND id IN ({marks(len(ids))})",
             (limit, session_id, *ids),
         )
-        return {message_id: (role, text) for message_id, role, text in found}
+        return {row[0]: row for row in found}
 
     def tail(self, session_id: str) -> Tail:
         """Find the active leaf and the next `seq`. Cost: once per activation, a scan by key."""

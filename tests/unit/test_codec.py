@@ -148,6 +148,19 @@ def test_integers_of_any_size(digits: int) -> None:
         assert type(loads(text)[0]) is int
 
 
+def test_integers_beside_texts_that_look_like_them() -> None:
+    run = "12345678901234567890"
+    for number in (int(run), -int(run)):
+        assert loads(str(number)) == number
+        for gap in ("", " ", "\n", "\t", "\r"):
+            text = f'{{"id":"{run}","-{run}":[{gap}{number}{gap},{gap}{number}],"n":{gap}{number}}}'
+            value = {"id": run, f"-{run}": [number, number], "n": number}
+            assert loads(text) == value
+            assert [type(one) for one in loads(text)[f"-{run}"]] == [int, int]
+    texts = [f"a-{run}", f"{run}, {run}", f"x: {run}", f"0.{run}", run * 40]
+    assert loads(dumps([*texts, float(f"0.{run}")])) == [*texts, float(f"0.{run}")]
+
+
 def test_reading_a_pair_of_escapes_and_halves_of_it() -> None:
     assert loads(b'"\\ud83d\\udca5"') == "💥"
     assert loads(b'"\\ud83d"') == "\ud83d"
