@@ -6,7 +6,7 @@ Rules:
 - An epoch never returns, also when a conversation is deleted and made again under its name: a new
   one starts above the highest epoch of any that was deleted.
 - A file belongs to a *disk*, not to a node: nodes get new ids at every start, disks do not. Its
-  name carries the epoch at which it was made (its generation), so no path is used twice.
+  name carries a number that no other file is ever given (its generation), so no path is used twice.
 - A file that no conversation needs any more is noted as waste by the very statement that lets go
   of it, and struck off when it is gone.
 
@@ -72,7 +72,7 @@ class Owner(NamedTuple):
 class Entry:
     """One row. `node_id` and `actor` are None while it hibernates; times are in ms.
 
-    `target` is the owner-to-be of a migration that has not switched, with its epoch.
+    `target` is the owner-to-be of a migration that has not switched, with its epoch and generation.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Waste(NamedTuple):
 
 
 def file_of(name: str, generation: int) -> str:
-    """Return the path, below the storage root, of the file made at an epoch."""
+    """Return the path, below the storage root, of a conversation's file of some generation."""
     return f"{CONVERSATIONS_FOLDER}/{file_stem(name)}.{generation}.sqlite"
 
 
@@ -146,6 +146,7 @@ _COLUMNS = (
     " created_at, last_active_at, target"
 )
 _FLOOR = "epoch_floor"
+_GENERATION = "generation"
 
 
 def _among(states: Sequence[State]) -> str:
@@ -165,6 +166,10 @@ class Directory:
         self._storage.sql.exec(_SCHEMA)
         self._upgrade()
         self._storage.meta.put({"directory_schema": SCHEMA_VERSION})
+        if self._storage.meta.get(_GENERATION) is None:
+            last = self._storage.fetch("SELECT max(generation) FROM conversations")[0][0] or 0
+            floor = self._storage.meta.get(_FLOOR) or 0
+            self._storage.meta.put({_GENERATION: max(last, floor)})
 
     def _upgrade(self) -> None:
         """Bring a file of an earlier version up to this one."""
@@ -255,13 +260,33 @@ class Directory:
     async def create(self, name: str, owner: Owner) -> Entry | None:
         """Make a conversation, active with its first owner; None when the name exists."""
         now = self._now_ms()
-        return await self._change(
-            f"INSERT INTO conversations SELECT ?, '{State.ACTIVE}', floor + 1, floor + 1, ?, ?, ?,"
-            " NULL, 0, ?, ?, NULL"
-            " FROM (SELECT coalesce((SELECT value FROM sessions_actor_meta WHERE key = ?), 0)"
-            " AS floor) WHERE true ON CONFLICT (name) DO NOTHING",
-            (check_name(name), owner.disk_id, owner.node_id, owner.actor, now, now, _FLOOR),
-        )
+
+        def op() -> Entry | None:
+            if self.get(name) is not None:
+                return None
+            epoch = (self._storage.meta.get(_FLOOR) or 0) + 1
+            return self._apply(
+                f"INSERT INTO conversations VALUES (?, '{State.ACTIVE}', ?, ?, ?, ?, ?,"
+                " NULL, 0, ?, ?, NULL)",
+                (
+                    check_name(name),
+                    epoch,
+                    self._next_generation(),
+                    owner.disk_id,
+                    owner.node_id,
+                    owner.actor,
+                    now,
+                    now,
+                ),
+            )
+
+        return await self._storage.submit(op)
+
+    def _next_generation(self) -> int:
+        """Number a new file, inside an op: no other was or will be given this number."""
+        generation: int = self._storage.meta.get(_GENERATION) + 1
+        self._storage.meta.put({_GENERATION: generation})
+        return generation
 
     async def activate(self, name: str, epoch: int, owner: Owner) -> Entry | None:
         """Give a conversation to an owner under the next epoch; None when the epoch moved on."""
@@ -306,13 +331,20 @@ class Directory:
     # -------------------------------------------------------------------------- migration
 
     async def begin_migration(self, name: str, epoch: int, target: Owner) -> Entry | None:
-        """Note where a conversation is going; its owner stays. The target's epoch is the next."""
-        text = dumps({**target._asdict(), "epoch": epoch + 1}).decode()
-        return await self._change(
-            f"UPDATE conversations SET state = '{State.MIGRATING}', target = ?"
-            f" WHERE name = ? AND epoch = ? AND state IN ({_among(sources(State.MIGRATING))})",
-            (text, check_name(name), epoch),
-        )
+        """Note where a conversation is going; its owner stays. The target's epoch is the next.
+
+        Its file is one that no earlier attempt used: what that left may not be removed yet.
+        """
+
+        def op() -> Entry | None:
+            place = {"epoch": epoch + 1, "generation": self._next_generation()}
+            return self._apply(
+                f"UPDATE conversations SET state = '{State.MIGRATING}', target = ?"
+                f" WHERE name = ? AND epoch = ? AND state IN ({_among(sources(State.MIGRATING))})",
+                (dumps({**target._asdict(), **place}).decode(), check_name(name), epoch),
+            )
+
+        return await self._storage.submit(op)
 
     async def switch(self, name: str, epoch: int, target: Owner) -> Entry | None:
         """Make the target the owner, under the next epoch and with its own file.
@@ -322,13 +354,16 @@ class Directory:
 
         def op() -> Entry | None:
             before = self.get(name)
+            if before is None or before.target is None:
+                return None
+            generation = before.target["generation"]
             after = self._apply(
                 f"UPDATE conversations SET state = '{State.ACTIVE}', epoch = epoch + 1,"
-                " generation = epoch + 1, disk_id = ?, node_id = ?, actor = ?, target = NULL"
+                " generation = ?, disk_id = ?, node_id = ?, actor = ?, target = NULL"
                 f" WHERE name = ? AND epoch = ? AND state = '{State.MIGRATING}'",
-                (target.disk_id, target.node_id, target.actor, check_name(name), epoch),
+                (generation, target.disk_id, target.node_id, target.actor, check_name(name), epoch),
             )
-            if after is not None and before is not None:
+            if after is not None:
                 self._note_waste(before.disk_id, before.file)
             return after
 
@@ -346,7 +381,7 @@ class Directory:
             )
             if after is not None and before is not None and before.target is not None:
                 target = before.target
-                self._note_waste(target["disk_id"], file_of(name, target["epoch"]))
+                self._note_waste(target["disk_id"], file_of(name, target["generation"]))
             return after
 
         return await self._storage.submit(op)

@@ -26,7 +26,7 @@ from sessions_actor.names import check_name
 
 from . import migration, reports
 from .cluster import Slot, answer, unwrapped
-from .directory import Entry, Owner, State, file_of
+from .directory import Entry, Owner, file_of
 from .migration import Copied, End, Gauge
 from .models import DrainProgress, DrainReport, MigrationProgress, MigrationReport
 from .placement import NodeView, migration_targets
@@ -440,13 +440,11 @@ def _targets(views: list[NodeView], *, source_node_id: str, node_id: str | None)
 
 def _target_spec(router: Router, entry: Entry, slot: Slot) -> ActivationSpec:
     """Return what the target of a migration hosts: the next epoch, in a file of its own."""
-    assert entry.state is State.MIGRATING
-    epoch = entry.epoch + 1
-    here = router.spec_of(entry)
+    assert entry.target is not None
     return replace(
-        here,
-        epoch=epoch,
-        file=file_of(entry.name, epoch),
+        router.spec_of(entry),
+        epoch=entry.target["epoch"],
+        file=file_of(entry.name, entry.target["generation"]),
         follow=True,
         term=router.leases.term(slot.node_id),
     )

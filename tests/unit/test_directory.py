@@ -90,7 +90,7 @@ async def test_the_target_of_a_migration_owns_from_the_switch_on(directory: Dire
     entry = await directory.begin_migration("alice", 1, TWO)
     assert entry is not None
     assert (entry.state, entry.epoch, entry.actor) == (State.MIGRATING, 1, "actor-1")
-    assert entry.target == {**TWO._asdict(), "epoch": 2}
+    assert entry.target == {**TWO._asdict(), "epoch": 2, "generation": 2}
     assert await directory.switch("alice", 2, TWO) is None
     after = await directory.switch("alice", 1, TWO)
     assert after is not None
@@ -111,6 +111,31 @@ async def test_a_migration_given_up_leaves_the_source(directory: Directory) -> N
     )  # fmt: skip
     assert directory.waste("disk-2") == [Waste("disk-2", file_of("alice", 2))]
     assert directory.waste("disk-1") == []
+
+
+async def test_a_migration_tried_again_does_not_use_the_file_of_the_one_given_up(
+    directory: Directory,
+) -> None:
+    # Its removal may come at any time later: a file under that name would be lost.
+    await directory.create("alice", ONE)
+    await directory.begin_migration("alice", 1, TWO)
+    await directory.abandon_migration("alice", 1)
+    await directory.begin_migration("alice", 1, TWO)
+    entry = await directory.switch("alice", 1, TWO)
+    assert entry is not None
+    assert (entry.epoch, entry.generation) == (2, 3)
+    assert Waste("disk-2", entry.file) not in directory.waste("disk-2")
+
+
+async def test_no_two_files_are_given_one_number(directory: Directory) -> None:
+    names = ("alice", "bob", "alice")
+    numbers = []
+    for name in names:
+        entry = await directory.create(name, ONE)
+        assert entry is not None
+        numbers.append(entry.generation)
+        await directory.forget_new(name, entry.epoch)
+    assert numbers == sorted(set(numbers))
 
 
 async def test_epochs_never_return_after_a_deletion(directory: Directory) -> None:
