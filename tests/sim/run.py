@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from . import seams
@@ -54,7 +55,7 @@ def run_seeds(seeds: range) -> Iterator[Outcome]:
 
 def _chunk(seeds: range) -> list[Outcome]:
     os.environ.pop("SESSIONS_ACTOR_STORAGE_ROOT", None)
-    return list(run_seeds(seeds))
+    return [replace(outcome, error=None) for outcome in run_seeds(seeds)]
 
 
 def run_parallel(seeds: range, jobs: int) -> Iterator[Outcome]:

@@ -39,6 +39,10 @@ _ADMIN_EXPECTED = (
 )
 
 
+class Gone(Exception):
+    """Something is lost with its disk: whoever used it stops."""
+
+
 class People:
     """One client process and what its people do."""
 
@@ -52,11 +56,13 @@ class People:
     def meet(self, error: BaseException, allowed: tuple[type, ...] = _EXPECTED) -> None:
         """Accept an error, or not.
 
-        Raises: Violation.
+        Raises: Violation; Gone when it may be for good.
         """
         if not isinstance(error, allowed) or not self.world.troubled:
             raise Violation(f"a caller was told {type(error).__name__}: {error}") from error
         self.world.trace("told", type(error).__name__)
+        if any(disk.lost for disk in self.world.disks):
+            raise Gone from error
 
     # -------------------------------------------------------------------------------- writers
 
@@ -157,7 +163,7 @@ class People:
                     one = self.rng.choice(known)
                     found = await session.get_message(one[0])
                     model.check_read([one], [found] if found else [], whole=True)
-            except Violation:
+            except (Violation, Gone):
                 raise
             except Exception as error:
                 self.meet(error)
@@ -217,7 +223,7 @@ class People:
                 await act(name)
             except ConversationNotFoundError:
                 pass
-            except Violation:
+            except (Violation, Gone):
                 raise
             except ValueError as error:
                 if "no live node" not in str(error):

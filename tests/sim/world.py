@@ -31,7 +31,7 @@ from .loop import Scheduler
 from .machines import Disk, Node, Process
 from .model import Model, Violation
 from .network import Call, Network
-from .workload import Feed, People
+from .workload import Feed, Gone, People
 
 NAMESPACE: Final = "sessions"
 # Virtual seconds within which everything ends once nothing goes wrong any more.
@@ -55,6 +55,7 @@ class Outcome:
     acknowledged: int
     moves: int
     faults: int
+    error: BaseException | None = None
 
 
 @dataclass(eq=False)
@@ -178,6 +179,7 @@ class World:
             self.acknowledged.count,
             self.moves,
             self.faults,
+            failure,
         )
 
     def _live(self) -> None:
@@ -240,6 +242,8 @@ class World:
     async def _watched(self, work: Coroutine[Any, Any, Any]) -> None:
         try:
             await work
+        except Gone:
+            self.trace("gone")
         except Exception as error:
             self.failure = self.failure or error
 

@@ -1,0 +1,79 @@
+"""Simulate a deployment, seed after seed: `python -m tests.sim --seeds 1000`, or replay one.
+
+python -m tests.sim --seeds 2000 --jobs 2      many seeds, the first failures in full
+python -m tests.sim --seed 1234 --trace        one seed, with all that happens in it
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import traceback
+
+from . import seams
+from .run import Outcome, run_parallel, run_seed
+
+FAILURES_SHOWN = 10
+
+
+def main() -> int:
+    """Run what was asked for; returns 1 when a seed failed."""
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        # The order of sets of text is a part of the history that a seed stands for.
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.sim", *sys.argv[1:]])
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--seed", type=int, help="this one alone")
+    parser.add_argument("--trace", action="store_true", help="print what happens in it")
+    given = parser.parse_args()
+    if given.seed is not None:
+        return _one(given.seed, given.trace)
+    return _many(range(given.first, given.first + given.seeds), given.jobs)
+
+
+def _one(seed: int, trace: bool) -> int:
+    with seams.installed():
+        outcome = run_seed(seed, trace=trace)
+    print(_line(outcome))
+    if outcome.error is not None:
+        traceback.print_exception(outcome.error)
+    return outcome.failure is not None
+
+
+def _many(seeds: range, jobs: int) -> int:
+    began, failed = time.monotonic(), 0
+    done: list[Outcome] = []
+    for outcome in run_parallel(seeds, jobs):
+        done.append(outcome)
+        if outcome.failure is not None:
+            failed += 1
+            if failed <= FAILURES_SHOWN:
+                print(
+                    f"{_line(outcome)}\n  replay: python -m tests.sim --seed {outcome.seed} --trace"
+                )
+        if len(done) % 1000 == 0:
+            print(
+                f"{len(done)} seeds, {failed} failed, {time.monotonic() - began:.0f} s", flush=True
+            )
+    took = time.monotonic() - began
+    print(
+        f"{len(done)} seeds, {failed} failed; {sum(o.faults for o in done)} faults,"
+        f" {sum(o.acknowledged for o in done)} acknowledgements,"
+        f" {sum(o.moves for o in done)} moves, {sum(o.calls for o in done)} calls,"
+        f" {sum(o.virtual_s for o in done) / 3600:.1f} h of virtual time in {took:.0f} s"
+    )
+    return failed > 0
+
+
+def _line(outcome: Outcome) -> str:
+    told = outcome.failure or "clean"
+    return f"seed {outcome.seed}: {told} (digest {outcome.digest:08x}, {outcome.virtual_s:.1f} s)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
