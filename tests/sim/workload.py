@@ -225,6 +225,8 @@ class People:
                 pass
             except (Violation, Gone):
                 raise
+            except NoCapacityError:
+                pass  # a node with one place has none for a source and its target
             except ValueError as error:
                 if "no live node" not in str(error):
                     raise Violation(f"an operator was told {error}") from error

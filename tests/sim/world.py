@@ -294,7 +294,7 @@ class World:
             except Exception as error:
                 self.trace("second router", type(error).__name__)
             else:
-                if first is not None and first.alive:
+                if first is not None and first.alive and first.instance._deployment is not None:
                     self.failure = Violation("two routers serve one directory")
             self.cluster.later(0.0, process.die)
 
@@ -397,6 +397,14 @@ class World:
             ]
             wrong += [f"disk {disk.number} lacks {file}" for file in sorted(wanted - there)]
         return wrong
+
+    def _has_actor(self, disk: Disk) -> bool:
+        return any(
+            isinstance(process.instance, ConversationActor)
+            for node in self.cluster.live_nodes()
+            if node.disk is disk
+            for process in node.processes
+        )
 
 
 def _short(value: Any) -> str:
