@@ -27,6 +27,8 @@ SILENT_NODE_S: Final = (1.5, 5.0)
 # How long the processes of a machine go on after its raylet is gone.
 ORPHAN_S: Final = 1.5
 NODE_BACK_S: Final = (0.3, 3.0)
+# How much faster or slower than another a machine's clock may run, at most: half of this.
+CLOCK_DRIFT: Final = 0.004
 
 
 class Actor:
@@ -132,24 +134,32 @@ class Cluster:
         self.nodes: list[Node] = []
         self.actors: dict[str, Actor] = {}
         self._names: dict[str, Actor] = {}
-        self.head = Node(self._node_id(), None, self._offset())
+        self.head = self.make_node(None)
         # The head's own process: it carries what happens to machines, and never dies.
         self.fate = Process(scheduler, "fate", self.head)
         self.substitutes: dict[str, type] = {}
+        # The machine of all nodes, when they are containers of one.
+        self.one_machine: str | None = None
         self.on_start: Callable[[Process, Actor], None] = lambda *_: None
         Cluster._of_now = self
 
-    def _offset(self) -> float:
-        return self._rng.uniform(0, 1000)
+    def make_node(self, disk: Disk | None, machine: str | None = None) -> Node:
+        """Make a machine that is in no cluster, such as a client's."""
+        rng = self._rng
+        number = next(self._node_ids)
+        return Node(
+            f"{number:056x}",  # Ray looks at its form
+            disk,
+            machine or f"machine-{number}",
+            rng.uniform(0, 1000),
+            rng.uniform(1 - CLOCK_DRIFT, 1 + CLOCK_DRIFT),
+        )
 
     # ------------------------------------------------------------------------------ machines
 
-    def _node_id(self) -> str:
-        return f"{next(self._node_ids):056x}"  # Ray looks at its form
-
-    def add_node(self, disk: Disk | None) -> Node:
+    def add_node(self, disk: Disk | None, machine: str | None = None) -> Node:
         """Have a machine join."""
-        node = Node(self._node_id(), disk, self._offset())
+        node = self.make_node(disk, machine)
         self.nodes.append(node)
         self._trace("joined", node.node_id[-3:])
         return node
@@ -170,7 +180,7 @@ class Cluster:
             self.kill_process(process)
         self.later(self._rng.uniform(0.05, SILENT_NODE_S[1]), self.declare_dead, node)
         if returns:
-            self.later(self._rng.uniform(*NODE_BACK_S), self._come_back, node)
+            self.later(self._rng.uniform(*NODE_BACK_S), self._come_back, node, self.one_machine)
 
     def kill_raylet(self, node: Node) -> None:
         """End a machine's raylet: its workers notice soon, but for those that are frozen."""
@@ -200,7 +210,7 @@ class Cluster:
     def _end_orphans(self, node: Node) -> None:
         for process in list(node.processes):
             self.later(self._rng.random() * ORPHAN_S, self._end_orphan, process)
-        self.later(ORPHAN_S + self._rng.uniform(*NODE_BACK_S), self._come_back, node)
+        self.later(ORPHAN_S + self._rng.uniform(*NODE_BACK_S), self._come_back, node, node.machine)
 
     def _end_orphan(self, process: Process) -> None:
         if process.alive and process.frozen:
@@ -208,13 +218,13 @@ class Cluster:
         else:
             self.kill_process(process)
 
-    def _come_back(self, node: Node) -> None:
+    def _come_back(self, node: Node, machine: str | None) -> None:
         node.alive = False
         for process in list(node.processes):
             self.kill_process(process)
         self.declare_dead(node)
         if node.disk is not None and not node.disk.lost:
-            self.add_node(node.disk)
+            self.add_node(node.disk, machine)
 
     def later(self, delay: float, work: Callable[..., Any], *args: Any) -> None:
         """Do something to the world after a while."""

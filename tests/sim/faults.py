@@ -24,7 +24,7 @@ FUSE_MAX: Final = 400
 # Methods whose moments matter to ownership.
 TRAPPED: Final = (
     "activate", "hibernate", "receive", "transfer", "seal", "promote", "unseal", "discard", "serve",
-    "ping", "describe", "remove_files",
+    "ping", "describe", "remove_files", "renew",
 )  # fmt: skip
 STAGES: Final = ("called", "done", "answered")
 
@@ -87,7 +87,7 @@ class Faults:
         return [p for p in self._processes() if p.actor and p.actor.name != ROUTER_NAME]
 
     def _router(self) -> Process | None:
-        return next((p for p in self._processes() if p.actor and p.actor.restarts), None)
+        return next((p for p in self._processes() if p.actor and p.actor.name == ROUTER_NAME), None)
 
     def _others(self) -> list[Node]:
         """Machines that may die: the head never does."""

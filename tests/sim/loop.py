@@ -170,14 +170,16 @@ class Scheduler:
 class ProcessLoop(asyncio.AbstractEventLoop):
     """The event loop of one process."""
 
-    def __init__(self, scheduler: Scheduler, owner: Any, clock_offset: float = 0.0) -> None:
+    def __init__(
+        self, scheduler: Scheduler, owner: Any, clock_offset: float = 0.0, clock_rate: float = 1.0
+    ) -> None:
         self.scheduler, self.owner = scheduler, owner
         self.callbacks: deque[Handle] = deque()
         self.queued = self.halted = self.frozen = False
         # Callbacks that may still run before `on_fuse` is called instead of the next.
         self.fuse: int | None = None
         self.on_fuse: Callable[[], None] = lambda: None
-        self._offset = clock_offset
+        self._offset, self._rate = clock_offset, clock_rate
         self._kept: list[Any] = []
         self._base = Context()
 
@@ -193,7 +195,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return False
 
     def time(self) -> float:
-        return self.scheduler.now + self._offset
+        return self.scheduler.now * self._rate + self._offset
 
     def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> Any:
         handle = Handle(callback, args, context)
@@ -208,7 +210,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self, delay: float, callback: Any, *args: Any, context: Context | None = None
     ) -> Any:
         handle = Handle(callback, args, context)
-        self.scheduler.at(self.scheduler.now + max(0.0, delay), self, handle)
+        self.scheduler.at(self.scheduler.now + max(0.0, delay) / self._rate, self, handle)
         return handle
 
     def call_at(

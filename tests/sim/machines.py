@@ -43,14 +43,21 @@ class Disk:
 
 @dataclass(eq=False)
 class Node:
-    """A machine. `known_dead` is what the cluster's head believes; ids never return."""
+    """A node of the cluster on a machine of its own, or with others on one.
+
+    `known_dead` is what the cluster's head believes; node ids never return, `machine` is what file
+    locks hold across. `words` are the leases in the memory that its processes share.
+    """
 
     node_id: str
     disk: Disk | None
+    machine: str
     clock_offset: float
+    clock_rate: float
     processes: list["Process"] = field(default_factory=list)
     alive: bool = True
     known_dead: bool = False
+    words: dict[str, bytearray] = field(default_factory=dict)
 
 
 class Process:
@@ -58,7 +65,7 @@ class Process:
 
     def __init__(self, scheduler: Scheduler, name: str, node: Node) -> None:
         self.name, self.node = name, node
-        self.loop = ProcessLoop(scheduler, self, node.clock_offset)
+        self.loop = ProcessLoop(scheduler, self, node.clock_offset, node.clock_rate)
         self.alive = True
         self.connections: list[apsw.Connection] = []
         self.locks: list[FileLock] = []

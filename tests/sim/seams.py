@@ -23,8 +23,9 @@ import ray
 from ray.util import list_named_actors
 
 from sessions_actor.database_file import FileLock
-from sessions_actor.disk import root_here
+from sessions_actor.disk import machine_id, root_here
 from sessions_actor.gate import Gate
+from sessions_actor.lease import WORD_BYTES, NodeLease, lease_file, open_lease
 
 from .cluster import Cluster, RuntimeContext
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from .world import World
 
 # The wall clock at virtual time 0, in seconds: some day in 2026.
+_WORLD = f"{__package__}.world"
 EPOCH_S = 1_780_000_000
 _Connection = apsw.Connection
 
@@ -93,7 +95,7 @@ class SimLock(FileLock):
         if here is not None:
             disk = here.node.disk
             if disk is not None and disk.shared and world().weak_locks:
-                self._lock_path = f"{self._path}.{here.node.node_id}.lock"
+                self._lock_path = f"{self._path}.{here.node.machine}.lock"
             here.locks.append(self)
         super().acquire()
 
@@ -134,6 +136,22 @@ def _root_here(storage_root: str) -> Path:
     return here.node.disk.root
 
 
+def _machine_id() -> str:
+    here = _process()
+    assert here is not None
+    return here.node.machine
+
+
+def _lease_file(namespace: str, router: str, node_id: str) -> Path:
+    return Path(router)
+
+
+def _open_lease(file: Path) -> NodeLease:
+    here = _process()
+    assert here is not None
+    return NodeLease(memoryview(here.node.words.setdefault(file.name, bytearray(WORD_BYTES))))
+
+
 def _of_modules() -> list[tuple[Any, str, Any]]:
     """Replacements in the modules that these functions are written in."""
     return [
@@ -157,6 +175,9 @@ _BY_IDENTITY: list[tuple[Any, Any]] = [
     (FileLock, SimLock),
     (Gate, SimGate),
     (root_here, _root_here),
+    (machine_id, _machine_id),
+    (lease_file, _lease_file),
+    (open_lease, _open_lease),
     (list_named_actors, lambda *args: world().cluster.list_named_actors(*args)),
 ]
 
@@ -164,7 +185,7 @@ _BY_IDENTITY: list[tuple[Any, Any]] = [
 def _replacements() -> list[tuple[Any, str, Any]]:
     found = _of_modules()
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in ("router", "sessions_actor"):
+        if name.partition(".")[0] in ("router", "sessions_actor") or name == _WORLD:
             for key, value in list(vars(module).items()):
                 found += [(module, key, new) for old, new in _BY_IDENTITY if value is old]
     return found

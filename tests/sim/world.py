@@ -7,6 +7,7 @@ directory, the actors, the files, and every message that was acknowledged.
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import random
 import tempfile
@@ -17,18 +18,22 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+import ray
+
 import router.migration
+from router.agent import Agent, AgentActor, NodeFacts, lease_file, open_lease
 from router.client import Client
 from router.directory import CONVERSATIONS_FOLDER, Directory, Entry, State
-from router.service import Deployment, router_handle
+from router.service import ROUTER_NAME, RouterActor, router_handle
 from router.settings import Settings
 from sessions_actor import wire
 from sessions_actor.actor import ActorState, ConversationActor
+from sessions_actor.disk import disk_id, machine_id, root_here
 
 from .cluster import Cluster
 from .faults import Faults
 from .loop import Scheduler
-from .machines import Disk, Node, Process
+from .machines import Disk, Process
 from .model import Model, Violation
 from .network import Call, Network
 from .workload import Feed, Gone, People
@@ -56,6 +61,18 @@ class Outcome:
     moves: int
     faults: int
     error: BaseException | None = None
+
+
+class SimAgent(AgentActor):
+    """A node's agent that runs in its actor's loop instead of on a thread."""
+
+    def __init__(self, storage_root: str, namespace: str, routers: list[str]) -> None:
+        node_id: str = ray.get_runtime_context().get_node_id()
+        disk = disk_id(root_here(storage_root))
+        self._facts = NodeFacts(node_id, disk, machine_id())
+        self._namespace, self._routers = namespace, {}
+        leases = {name: open_lease(lease_file(namespace, name, node_id)) for name in routers}
+        self._work = asyncio.get_running_loop().create_task(Agent(leases, self._renew).run())
 
 
 @dataclass(eq=False)
@@ -105,6 +122,7 @@ class World:
         self.network = Network(Random(seed + 3), self.trace)
         self.cluster = Cluster(self.scheduler, self.network, Random(seed + 4), self.trace)
         self.acknowledged = Acknowledgements()
+        self.cluster.substitutes["AgentActor"] = SimAgent
         self.network.on_answer = self.acknowledged.note
         self.disks: list[Disk] = []
         self.clients: list[Process] = []
@@ -131,15 +149,19 @@ class World:
         others = rng.choice((0, 1, 1, 2, 2))
         sharing = rng.random() < 0.35
         home = self._add_disk(shared=sharing)
+        if rng.random() < 0.3:
+            self.cluster.one_machine = self.cluster.head.machine
         self.cluster.adopt_head(home)
         for _ in range(others):
-            self.cluster.add_node(home if sharing else self._add_disk())
+            disk = home if sharing else self._add_disk()
+            self.cluster.add_node(disk, self.cluster.one_machine)
+        self.weak_locks = rng.random() < 0.7
         self.settings = Settings(
             storage_root=home.root,
             max_active=rng.choice((1, 2, 2, 3, 4)) + (others == 0),
             warm_actors=rng.choice((0, 0, 1)),
             idle_timeout_s=rng.choice((0.5, 3.0, 300.0)),
-            lease_ttl_s=rng.choice((0.5, 1.0, 2.0)),
+            lease_ttl_s=rng.choice((1.0, 2.0, 4.0)),
             capacity_wait_s=rng.choice((5.0, 15.0)),
             call_timeout_s=rng.choice((20.0, 40.0)),
         )
@@ -149,11 +171,8 @@ class World:
         router.migration.ROWS_LEFT_MAX = rng.choice((0, 64))
         for number in range(rng.choice((1, 2, 2, 3))):
             self.clients.append(
-                Process(self.scheduler, f"client-{number}", self._client_node(number))
+                Process(self.scheduler, f"client-{number}", self.cluster.make_node(None))
             )
-
-    def _client_node(self, number: int) -> Node:
-        return Node(f"client-{number}", None, self.rng.uniform(0, 1000))
 
     def _add_disk(self, *, shared: bool = False) -> Disk:
         root = Path(tempfile.mkdtemp(dir=self._folder))
@@ -290,7 +309,7 @@ class World:
 
         async def start() -> None:
             try:
-                await Deployment.start(self.settings, NAMESPACE)
+                await RouterActor(self.settings.model_dump_json(), NAMESPACE).settings()
             except Exception as error:
                 self.trace("second router", type(error).__name__)
             else:
@@ -301,7 +320,10 @@ class World:
         process.loop.post(0.0, lambda: process.loop.create_task(start()) and None)
 
     def _router(self) -> Process | None:
-        return next((p for p in self.cluster.head.processes if p.actor and p.actor.restarts), None)
+        return next(
+            (p for p in self.cluster.head.processes if p.actor and p.actor.name == ROUTER_NAME),
+            None,
+        )
 
     # ------------------------------------------------------------------------------ inspection
 
@@ -310,7 +332,7 @@ class World:
 
         Raises: Violation.
         """
-        process = Process(self.scheduler, "inspector", self._client_node(99))
+        process = Process(self.scheduler, "inspector", self.cluster.make_node(None))
         self.clients.append(process)
         client = Client(None, NAMESPACE, self.settings)
         lost = {disk.disk_id for disk in self.disks if disk.lost}
