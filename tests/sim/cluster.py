@@ -219,6 +219,9 @@ class Cluster:
             self.kill_process(process)
 
     def _come_back(self, node: Node, machine: str | None) -> None:
+        if node.replaced:
+            return
+        node.replaced = True
         node.alive = False
         for process in list(node.processes):
             self.kill_process(process)

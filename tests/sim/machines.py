@@ -57,6 +57,7 @@ class Node:
     processes: list["Process"] = field(default_factory=list)
     alive: bool = True
     known_dead: bool = False
+    replaced: bool = False
     words: dict[str, bytearray] = field(default_factory=dict)
 
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from .machines import Process
     from .world import World
 
-# The wall clock at virtual time 0, in seconds: some day in 2026.
 _WORLD = f"{__package__}.world"
+# The wall clock at virtual time 0, in seconds: some day in 2026.
 EPOCH_S = 1_780_000_000
 _Connection = apsw.Connection
 
@@ -196,20 +196,17 @@ def installed() -> Iterator[None]:
     """Put all replacements in place."""
     wanted = _replacements()
     kept = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
-    state, hook = random.getstate(), sys.unraisablehook
+    state, hook, show = random.getstate(), sys.unraisablehook, warnings.showwarning
     try:
         for owner, name, value in wanted:
             setattr(owner, name, value)
         # Coroutines of killed processes end when they are collected, and may complain.
         sys.unraisablehook = lambda _: None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                yield
-            finally:
-                gc.collect()  # while nothing that still ends can reach the world outside
+        warnings.showwarning = lambda *_, **__: None
+        yield
     finally:
-        sys.unraisablehook = hook
+        gc.collect()  # while nothing that still ends can reach the world outside
+        sys.unraisablehook, warnings.showwarning = hook, show
         for owner, name, value in kept:
             setattr(owner, name, value)
         random.setstate(state)

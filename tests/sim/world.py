@@ -414,6 +414,9 @@ class World:
             folder = disk.root / CONVERSATIONS_FOLDER
             there = {str(p.relative_to(disk.root)) for p in folder.rglob("*.sqlite")}
             wanted = {entry.file for entry in entries if entry.disk_id == disk.disk_id}
+            if not self._has_actor(disk):
+                # Nobody is there to remove what is noted; someone will be.
+                there -= {waste.file for waste in directory.waste(disk.disk_id)}
             wrong += [
                 f"nobody needs {file} on disk {disk.number}" for file in sorted(there - wanted)
             ]
