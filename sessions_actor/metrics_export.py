@@ -1,12 +1,13 @@
 """Sends what a process recorded to Ray, whose Prometheus endpoint shows it as `ray_<name>`.
 
 Rules:
-- About once a second, and only what changed; gauges each time, since one that is not sent again
-  is taken for gone. A process that is killed takes at most its last second along.
+- About once a second. Of counters only what rose; gauges each time, since Ray takes one that is
+  not sent again for gone. A process that is killed takes at most its last second along.
 - Every series carries the node and the role of the process. Ray adds the id of its worker.
 - A counter is sent as 0 before it first rises: Prometheus sees no rise in what begins at 1.
-- A histogram is sent as the sums that it is made of. Ray's own takes one observation at a time,
-  and its agent replays each at the middle of its bucket: dear, and its sum is a guess.
+- A histogram is sent as its buckets, its sum and its count so far, each as a gauge. Ray's own
+  takes one observation at a time and its agent replays each at the middle of its bucket: dear,
+  and its sum a guess. Sent as counters, the parts would all end in `_total`.
 
 Without Ray nothing is sent; with a Ray that has no endpoint (`pip install ray` without
 `[default]`) it goes nowhere. What it does not do: decide what is recorded.
@@ -18,7 +19,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from .meters import REGISTRY
 from .telemetry import Kind, Registry, Sample
@@ -86,7 +87,7 @@ class MetricsExport:
                 self.begin()
 
     def flush(self) -> int:
-        """Send now what changed; returns how many numbers that were."""
+        """Send now what there is to send; returns how many numbers that were."""
         samples = self._registry.drain(self._role)
         if samples and self._node is None:
             import ray
@@ -107,27 +108,17 @@ class MetricsExport:
 
 
 def _in_ray(kind: Kind, name: str, help: str, keys: tuple[str, ...]) -> Sink:
-    """Make a metric of Ray.
+    """Make a metric of Ray."""
+    from ray.util import metrics
 
-    Gauges are `ray.util.metrics.Gauge`. What rises goes one level below its `Counter`, which
-    takes no 0 and adds `_total` to every name, also to the parts of a histogram.
-    """
-    import ray._raylet
-    from ray.util.metrics import Gauge, Metric
+    if kind is not Kind.COUNTER:
+        return metrics.Gauge(name, help, keys).set
+    counter = metrics.Counter(name, help, keys)
 
-    if kind is Kind.GAUGE:
-        return Gauge(name, help, keys).set
-    native: Any = ray._raylet
+    def add(value: float, tags: dict[str, str]) -> None:
+        if value > 0:
+            counter.inc(value, tags)
+        else:  # what `inc` refuses: a counter begins at 0
+            counter._record(value, tags)
 
-    class Rising(Metric):
-        """What `Counter` is, for a counter or for a part of a histogram."""
-
-        def __init__(self) -> None:
-            super().__init__(name, help, keys)
-            make = native.Count if kind is Kind.COUNTER else native.Sum
-            self._metric = make(name, help, keys)
-
-        def add(self, value: float, tags: dict[str, str]) -> None:
-            self._record(value, tags)
-
-    return Rising().add
+    return add

@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
     COUNTER = "counter"  # by how much it rose
     GAUGE = "gauge"  # what it is
-    HISTOGRAM = "histogram"  # by how much a bucket, the sum or the count rose
+    HISTOGRAM = "histogram"  # what a bucket, the sum or the count is so far
 
 
 class Sample(NamedTuple):
@@ -68,7 +68,7 @@ class _Family:
         return dict(zip(self.labels, values, strict=True))
 
     def drain(self) -> Iterator[Sample]:
-        """Yield what is to be sent on and was not before."""
+        """Yield what is to be sent on now."""
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -204,26 +204,17 @@ class Histogram(_Family):
 
     def drain(self) -> Iterator[Sample]:
         for labels, series in self._series.items():
-            sent = self._sent.setdefault(labels, [0.0] * len(series))
-            if series == sent:
-                continue
-            rises = [now - before for now, before in zip(series, sent, strict=True)]
-            self._sent[labels] = list(series)
             named = self._labelled(labels)
             total = 0.0
             # Buckets are cumulative: each holds those below it as well.
-            for le, rise in zip(self._les, rises, strict=False):
-                total += rise
-                if total:
-                    name = f"{self.name}_bucket"
-                    yield Sample(name, self.kind, {**named, "le": le}, total)
+            for le, count in zip(self._les, series, strict=False):
+                total += count
+                yield Sample(f"{self.name}_bucket", self.kind, {**named, "le": le}, total)
             yield Sample(f"{self.name}_count", self.kind, named, total)
-            if rises[-1]:
-                yield Sample(f"{self.name}_sum", self.kind, named, rises[-1])
+            yield Sample(f"{self.name}_sum", self.kind, named, series[-1])
 
     def reset(self) -> None:
         self._series: dict[Labels, list[float]] = {}
-        self._sent: dict[Labels, list[float]] = {}
 
 
 F = TypeVar("F", bound=_Family)
@@ -258,7 +249,7 @@ class Registry:
         return end
 
     def drain(self, role: str | None = None) -> list[Sample]:
-        """Return what changed since the last call, and every gauge.
+        """Return which counters rose since the last call, every gauge and every histogram.
 
         Args: `role` leaves out what only processes of another role record.
         """

@@ -20,6 +20,7 @@ from sessions_actor.disk import NODE_ROOT_VARIABLE
 
 os.environ.setdefault("RAY_DEDUP_LOGS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_metrics_report_interval_ms", "1000")
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
 # Workers import the hosted classes of these tests.

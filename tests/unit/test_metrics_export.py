@@ -34,7 +34,8 @@ class Receiver:
                 raise ConnectionError
             assert tuple(tags) == keys
             key = name, frozenset(tags.items())
-            self.values[key] = value if kind is Kind.GAUGE else self.values[key] + value
+            rises = kind is Kind.COUNTER
+            self.values[key] = self.values[key] + value if rises else value
 
         return take
 
@@ -62,13 +63,13 @@ def test_each_name_is_made_once_and_rises_add_up() -> None:
         export.flush()
     assert received.value("sessions_actor_things_total", kind="a") == 3
     assert received.value("sessions_actor_level", node="n2") == 2, "its own node label counts"
-    assert received.value("sessions_actor_wait_seconds_bucket", le="0.1") is None
+    assert received.value("sessions_actor_wait_seconds_bucket", le="0.1") == 0
     assert received.value("sessions_actor_wait_seconds_bucket", le="1") == 3
     assert received.value("sessions_actor_wait_seconds_bucket", le="+Inf") == 3
     assert received.value("sessions_actor_wait_seconds_count") == 3
     assert received.value("sessions_actor_wait_seconds_sum") == 1.5
     assert len(received.made) == len({name for _, name, _ in received.made}) == 5
-    assert export.flush() == 1, "the gauge alone is sent again"
+    assert export.flush() == 1 + 5, "the gauge and the histogram are sent again"
 
 
 async def test_it_sends_until_it_is_ended_and_the_rest_then() -> None:
