@@ -20,11 +20,14 @@ from .settings import Settings
 
 CONNECT_TIMEOUT_S: Final = 1.0
 
-# For a cluster that we start: a script's environment is the workers' as it is.
+# For a cluster that we start: a script's environment is the workers' as it is. Each process of
+# Ray's takes threads by the machine's cores; an actor here serves one conversation and needs none.
 _LOCAL_ENVIRONMENT: Final = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_num_grpc_internal_threads": "1",
+    "RAY_core_worker_num_server_call_thread": "1",
 }
 
 
