@@ -3,8 +3,9 @@
 Rules:
 - A change of ownership is one statement that compares the epoch it saw and sets the next: of two
   that race, one wins and the other is told.
-- An epoch never returns, also when a conversation is deleted and made again under its name: a new
-  one starts above the highest epoch of any that was deleted.
+- An epoch never returns: not when a conversation is deleted and made again under its name (a new
+  one starts above the highest epoch of any that was deleted), and not after a migration that was
+  given up (`promised` holds the highest epoch that any owner-to-be was told).
 - A file belongs to a *disk*, not to a node: nodes get new ids at every start, disks do not. Its
   name carries a number that no other file is ever given (its generation), so no path is used twice.
 - A file that no conversation needs any more is noted as waste by the very statement that lets go
@@ -29,7 +30,7 @@ DIRECTORY_FILE: Final = "directory.sqlite"
 CONVERSATIONS_FOLDER: Final = "conversations"
 DIRECTORY_BYTES_MAX: Final = 1 << 40
 PAGE_NAMES_MAX: Final = 1000
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 
 assert NAME_BYTES_MAX * PAGE_NAMES_MAX < DIRECTORY_BYTES_MAX
 
@@ -73,6 +74,7 @@ class Entry:
     """One row. `node_id` and `actor` are None while it hibernates; times are in ms.
 
     `target` is the owner-to-be of a migration that has not switched, with its epoch and generation.
+    `has_file` says that somebody was served from the file: from then on a missing one is a fault.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Entry:
     file_bytes: int
     created_at: int
     last_active_at: int
+    has_file: bool
     target: dict[str, Any] | None = None
 
     @property
@@ -128,7 +131,9 @@ CREATE TABLE IF NOT EXISTS conversations (
   file_bytes INTEGER NOT NULL,
   created_at INTEGER NOT NULL,
   last_active_at INTEGER NOT NULL,
-  target TEXT
+  target TEXT,
+  promised INTEGER NOT NULL DEFAULT 0,
+  has_file INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS conversations_owned ON conversations (state)
   WHERE state <> 'hibernated';
@@ -143,8 +148,9 @@ CREATE TABLE IF NOT EXISTS nodes (
 
 _COLUMNS = (
     "name, state, epoch, generation, disk_id, node_id, actor, quota_bytes, file_bytes,"
-    " created_at, last_active_at, target"
+    " created_at, last_active_at, has_file, target"
 )
+_NEXT = "max(epoch, promised) + 1"
 _FLOOR = "epoch_floor"
 _GENERATION = "generation"
 
@@ -178,6 +184,13 @@ class Directory:
             self._storage.sql.exec(
                 "ALTER TABLE nodes ADD COLUMN machine_id TEXT NOT NULL DEFAULT '';"
                 "ALTER TABLE nodes ADD COLUMN term INTEGER NOT NULL DEFAULT 1"
+            )
+        columns = {row[1] for row in self._storage.fetch("PRAGMA table_info(conversations)")}
+        if "promised" not in columns:
+            self._storage.sql.exec(
+                "ALTER TABLE conversations ADD COLUMN promised INTEGER NOT NULL DEFAULT 0;"
+                "ALTER TABLE conversations ADD COLUMN has_file INTEGER NOT NULL DEFAULT 0;"
+                "UPDATE conversations SET has_file = file_bytes > 0"
             )
 
     def close(self) -> None:
@@ -267,7 +280,7 @@ class Directory:
             epoch = (self._storage.meta.get(_FLOOR) or 0) + 1
             return self._apply(
                 f"INSERT INTO conversations VALUES (?, '{State.ACTIVE}', ?, ?, ?, ?, ?,"
-                " NULL, 0, ?, ?, NULL)",
+                " NULL, 0, ?, ?, NULL, 0, 0)",
                 (
                     check_name(name),
                     epoch,
@@ -291,7 +304,7 @@ class Directory:
     async def activate(self, name: str, epoch: int, owner: Owner) -> Entry | None:
         """Give a conversation to an owner under the next epoch; None when the epoch moved on."""
         return await self._change(
-            f"UPDATE conversations SET state = '{State.ACTIVE}', epoch = epoch + 1, node_id = ?,"
+            f"UPDATE conversations SET state = '{State.ACTIVE}', epoch = {_NEXT}, node_id = ?,"
             " actor = ?, target = NULL, last_active_at = max(last_active_at, ?)"
             f" WHERE name = ? AND epoch = ? AND disk_id = ?"
             f" AND state IN ({_among(sources(State.ACTIVE))})",
@@ -303,6 +316,13 @@ class Directory:
                 epoch,
                 owner.disk_id,
             ),
+        )
+
+    async def note_file(self, name: str, epoch: int) -> None:
+        """Note that a first owner has started: from now on the file is there."""
+        await self._change(
+            "UPDATE conversations SET has_file = 1 WHERE name = ? AND epoch = ?",
+            (check_name(name), epoch),
         )
 
     async def raise_epoch(self, name: str, epoch: int, at_least: int) -> Entry | None:
@@ -337,9 +357,10 @@ class Directory:
         """
 
         def op() -> Entry | None:
-            place = {"epoch": epoch + 1, "generation": self._next_generation()}
+            place = {"generation": self._next_generation()}
             return self._apply(
-                f"UPDATE conversations SET state = '{State.MIGRATING}', target = ?"
+                f"UPDATE conversations SET state = '{State.MIGRATING}', promised = {_NEXT},"
+                f" target = json_set(?, '$.epoch', {_NEXT})"
                 f" WHERE name = ? AND epoch = ? AND state IN ({_among(sources(State.MIGRATING))})",
                 (dumps({**target._asdict(), **place}).decode(), check_name(name), epoch),
             )
@@ -347,7 +368,7 @@ class Directory:
         return await self._storage.submit(op)
 
     async def switch(self, name: str, epoch: int, target: Owner) -> Entry | None:
-        """Make the target the owner, under the next epoch and with its own file.
+        """Make the target the owner, under the epoch it was promised and with its own file.
 
         The source's file becomes waste in the same transaction.
         """
@@ -358,7 +379,7 @@ class Directory:
                 return None
             generation = before.target["generation"]
             after = self._apply(
-                f"UPDATE conversations SET state = '{State.ACTIVE}', epoch = epoch + 1,"
+                f"UPDATE conversations SET state = '{State.ACTIVE}', epoch = promised,"
                 " generation = ?, disk_id = ?, node_id = ?, actor = ?, target = NULL"
                 f" WHERE name = ? AND epoch = ? AND state = '{State.MIGRATING}'",
                 (generation, target.disk_id, target.node_id, target.actor, check_name(name), epoch),
@@ -405,10 +426,13 @@ class Directory:
             before = self.get(name)
             if before is None or before.epoch != epoch or before.state is not state:
                 return
+            ((promised,),) = self._storage.fetch(
+                "SELECT promised FROM conversations WHERE name = ?", (check_name(name),)
+            )
             self._storage.write("DELETE FROM conversations WHERE name = ?", (check_name(name),))
             self._note_waste(before.disk_id, before.file)
             floor = self._storage.meta.get(_FLOOR) or 0
-            self._storage.meta.put({_FLOOR: max(floor, epoch)})
+            self._storage.meta.put({_FLOOR: max(floor, epoch, promised)})
 
         await self._storage.submit(op)
 
@@ -495,8 +519,9 @@ class Directory:
 
 
 def _entry(row: Sequence[Any]) -> Entry:
-    name, state, *rest, target = row
-    values = (name.decode(), State(state), *rest, None if target is None else loads(target))
+    name, state, *rest, has_file, target = row
+    target = None if target is None else loads(target)
+    values = (name.decode(), State(state), *rest, bool(has_file), target)
     return Entry(*values)
 
 

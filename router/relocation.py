@@ -198,6 +198,7 @@ class Relocation:
         """Carry out a migration whose target's actor is found. The caller holds the lock."""
         router, name = self._router, source.name
         target = Owner(slot.node_id, slot.actor_name, slot.disk_id)
+        entry: Entry | None = None
         try:
             entry = await through(router.directory.begin_migration(name, source.epoch, target))
             if entry is None:
@@ -205,13 +206,13 @@ class Relocation:
             spec = _target_spec(router, entry, slot)
             copied = await self._fill(source, slot, spec, moving.gauge)
         except BaseException as error:
-            await through(self._undo(source, slot))
+            await through(self._undo(source, slot, entry))
             if isinstance(error, MigrationFailedError) or not isinstance(error, Exception):
                 raise
             raise _failure(name, "copy", error) from error
 
         async def finish() -> MigrationReport:
-            switched = await self._switch(source, slot, target)
+            switched = await self._switch(source, slot, target, entry)
             moving.gauge.enter("switched")
             moving.report = MigrationReport(
                 name=name,
@@ -247,7 +248,7 @@ class Relocation:
         await answer(slot.actor.promote.remote(spec.name, spec.epoch))
         return copied
 
-    async def _switch(self, source: Serving, slot: Slot, target: Owner) -> Entry:
+    async def _switch(self, source: Serving, slot: Slot, target: Owner, begun: Entry) -> Entry:
         """Make the target the owner, or leave the source as it.
 
         A directory that fails here may or may not have switched: nobody serves until it is asked
@@ -258,17 +259,17 @@ class Relocation:
             switched = await router.directory.switch(name, source.epoch, target)
         except Exception as error:
             await router.directory.abandon_migration(name, source.epoch)
-            await self._undo(source, slot)
+            await self._undo(source, slot, begun)
             raise _failure(name, "switch", error) from error
         if switched is None:
-            await self._undo(source, slot)
+            await self._undo(source, slot, begun)
             raise MigrationFailedError(name, "switch", "its owner changed meanwhile")
         router.following.follow(name, source.address)
         router.forget(source)
         router.begin_serving(router.spec_of(switched), slot)
         return switched
 
-    async def _undo(self, source: Serving, slot: Slot) -> None:
+    async def _undo(self, source: Serving, slot: Slot, begun: Entry | None) -> None:
         """Leave the source serving and nothing of the target. Serving again comes first."""
         router = self._router
         with contextlib.suppress(Exception):  # a dead source: the next call to it finds out
@@ -277,7 +278,8 @@ class Relocation:
                 DISCARD_TIMEOUT_S,
             )
         await router.directory.abandon_migration(source.name, source.epoch)
-        await self._discard(slot, source.name, source.epoch + 1)
+        epoch = 0 if begun is None or begun.target is None else begun.target["epoch"]
+        await self._discard(slot, source.name, epoch)
         await self._sweep(slot.disk_id)
 
     async def _retire(self, source: Serving, entry: Entry) -> None:
@@ -446,5 +448,6 @@ def _target_spec(router: Router, entry: Entry, slot: Slot) -> ActivationSpec:
         epoch=entry.target["epoch"],
         file=file_of(entry.name, entry.target["generation"]),
         follow=True,
+        has_file=False,
         term=router.leases.term(slot.node_id),
     )

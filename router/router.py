@@ -303,6 +303,8 @@ class Router:
             try:
                 started = answer(slot.actor.activate.remote(spec))
                 await asyncio.wait_for(started, ACTIVATION_TIMEOUT_S)
+                if not entry.has_file:
+                    await self.directory.note_file(entry.name, entry.epoch)
                 return self.begin_serving(spec, slot)
             except StaleEpochError as error:
                 later = await self._follow_file(entry, error.current, slot)
@@ -354,6 +356,7 @@ class Router:
             quota_bytes=entry.quota_bytes or self.settings.quota_bytes,
             object_class=self.settings.object_class,
             bounds=self.settings.bounds,
+            has_file=entry.has_file,
             follow=self.following.is_followed(entry.name),
             client_limits=self.settings.client_limits,
             term=FIRST_TERM if entry.node_id is None else self.leases.term(entry.node_id),

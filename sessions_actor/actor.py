@@ -39,6 +39,10 @@ T = TypeVar("T")
 
 CONTROL: Final = "control"
 CALLS_MAX: Final = 10_000
+MISSING_FILE: Final = (
+    "the conversation's file is missing here: mount the disk that holds it, bring the file back"
+    " from a copy, or delete the conversation"
+)
 
 # Activations that ended and may still be asked for outcomes and changes.
 REMAINS_MAX: Final = 64
@@ -83,7 +87,8 @@ class Binding(NamedTuple):
 class ActivationSpec:
     """All an actor needs to host a conversation.
 
-    `file` is relative to the storage root; `term` is that of the node's lease.
+    `file` is relative to the storage root; `term` is that of the node's lease. `has_file` says
+    that somebody was served from the file already: without it there is nothing to start from.
     """
 
     name: str
@@ -95,6 +100,7 @@ class ActivationSpec:
     follow: bool = False
     client_limits: ClientLimits = NO_CLIENT_LIMITS
     term: int = 1
+    has_file: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +211,8 @@ class ConversationActor:
     async def _start(self, spec: ActivationSpec) -> None:
         self._bind(ActorState.STARTING, spec)
         try:
+            if spec.has_file and not (self._root / spec.file).exists():
+                raise StorageError(str(self._root / spec.file), MISSING_FILE)
             activation = Activation(
                 load_class(spec.object_class),
                 name=spec.name,

@@ -123,7 +123,7 @@ async def test_a_migration_tried_again_does_not_use_the_file_of_the_one_given_up
     await directory.begin_migration("alice", 1, TWO)
     entry = await directory.switch("alice", 1, TWO)
     assert entry is not None
-    assert (entry.epoch, entry.generation) == (2, 3)
+    assert (entry.epoch, entry.generation) == (3, 3)
     assert Waste("disk-2", entry.file) not in directory.waste("disk-2")
 
 
@@ -136,6 +136,49 @@ async def test_no_two_files_are_given_one_number(directory: Directory) -> None:
         numbers.append(entry.generation)
         await directory.forget_new(name, entry.epoch)
     assert numbers == sorted(set(numbers))
+
+
+async def test_the_epoch_a_target_was_promised_is_given_to_nobody_else(
+    directory: Directory,
+) -> None:
+    """Orders to a target that was given up may arrive late: they must meet nobody."""
+    await directory.create("alice", ONE)
+    for epoch in (2, 3):
+        entry = await directory.begin_migration("alice", 1, TWO)
+        assert entry is not None
+        assert entry.target is not None
+        assert entry.target["epoch"] == epoch
+        await directory.abandon_migration("alice", 1)
+    await directory.begin_migration("alice", 1, TWO)
+    after = await directory.switch("alice", 1, TWO)
+    assert after is not None
+    assert after.epoch == 4
+    await directory.begin_migration("alice", 4, ONE)
+    await directory.hibernate("alice", 4, file_bytes=1, last_active_at=None)
+    again = await directory.activate("alice", 4, TWO)
+    assert again is not None
+    assert again.epoch == 6
+    await directory.begin_migration("alice", 6, ONE)
+    await directory.abandon_migration("alice", 6)
+    await directory.begin_delete("alice", 6)
+    await directory.finish_delete("alice", 6)
+    new = await directory.create("alice", ONE)
+    assert new is not None
+    assert new.epoch == 8
+
+
+async def test_a_file_is_there_from_the_first_owner_on(directory: Directory) -> None:
+    created = await directory.create("alice", ONE)
+    assert created is not None
+    assert not created.has_file
+    await directory.note_file("alice", 2)
+    assert not directory.get("alice").has_file  # type: ignore[union-attr]
+    await directory.note_file("alice", 1)
+    assert directory.get("alice").has_file  # type: ignore[union-attr]
+    await directory.begin_migration("alice", 1, TWO)
+    switched = await directory.switch("alice", 1, TWO)
+    assert switched is not None
+    assert switched.has_file
 
 
 async def test_epochs_never_return_after_a_deletion(directory: Directory) -> None:
