@@ -98,3 +98,50 @@ class SlowSummary(Host):
     async def times_asked(self) -> int:
         """Say how often the summariser was called."""
         return self.asked
+
+
+class Quoting(Host):
+    """A conversation whose every failure quotes what it was given."""
+
+    def __init__(self, state: ObjectState) -> None:
+        super().__init__(state)
+
+        async def summarise(messages: list[Any]) -> Any:
+            raise LookupError(f"cannot summarise {messages}")
+
+        def hear(event: Any) -> None:
+            raise LookupError(f"cannot hear {event}")
+
+        self.session.on_compaction(summarise).compact_after(200)
+        self.lifecycle.events.subscribe(hear)
+        self.sessions.subscribe(hear)
+
+    async def quote(self, text: str) -> None:
+        """Raise an error that quotes."""
+        raise LookupError(f"cannot do {text}")
+
+    async def quote_keyword(self, text: str) -> None:
+        """Raise an error that quotes and does not pickle."""
+        raise QuotingError(text=text)
+
+    async def quote_sql(self, text: str) -> None:
+        """Have SQLite raise an error that quotes the statement."""
+        self.storage.sql.exec(f"SELECT {text} FROM nothing WHERE")
+
+    async def emit(self, text: str) -> None:
+        """Tell of trouble in words that quote."""
+        self.lifecycle.events.emit("host:error", {"error": f"cannot {text}", "text": text})
+        self.lifecycle.events.emit("host:failed", {"error": LookupError(text)})
+
+    async def fail_later(self, text: str) -> None:
+        """Fail after the call was answered with a ticket."""
+        await asyncio.sleep(0.2)
+        raise LookupError(f"cannot wait for {text}")
+
+
+class QuotingError(Exception):
+    """An error that quotes and does not pickle."""
+
+    def __init__(self, *, text: str) -> None:
+        super().__init__(f"cannot quote {text}")
+        self.text = text
