@@ -127,6 +127,8 @@ class Administration:
             if entry.node_id is not None and entry.node_id not in router.pool.nodes:
                 await router.outlast(entry.node_id)
             await router.directory.finish_delete(name, entry.epoch)
+            if router.failover is not None:
+                await router.failover.deleted(entry)
         reports.deleted(name, entry.epoch)
         await router.sweep(entry.disk_id)
         return True

@@ -20,6 +20,7 @@ from sessions_actor.disk import disk_id, machine_id, root_here
 from sessions_actor.lease import NodeLease, lease_file, open_lease
 
 from .leases import Grant
+from .replication.daemon import Daemon, DaemonTerms
 
 # Renewals in the time that one grant lasts: several may fail before the lease runs out.
 RENEWALS_PER_TTL: Final = 4
@@ -68,7 +69,13 @@ class Agent:
 class AgentActor:
     """Runs a node's agent on a thread of its own; made by `RayCluster.keep_agent`."""
 
-    def __init__(self, storage_root: str, namespace: str, routers: list[str]) -> None:
+    def __init__(
+        self,
+        storage_root: str,
+        namespace: str,
+        routers: list[str],
+        replication: DaemonTerms | None = None,
+    ) -> None:
         import ray
 
         node_id: str = ray.get_runtime_context().get_node_id()
@@ -79,6 +86,9 @@ class AgentActor:
         self._routers: dict[str, Any] = {}
         agent = Agent(leases, self._renew)
         threading.Thread(target=lambda: asyncio.run(agent.run()), daemon=True).start()
+        if replication is not None:
+            daemon = Daemon(root, replication)
+            threading.Thread(target=lambda: asyncio.run(daemon.run()), daemon=True).start()
 
     def ping(self) -> NodeFacts:
         """Answer, as a sign of life."""

@@ -21,6 +21,7 @@ from sessions_actor.actor import CONTROL, Binding, ConversationActor, Descriptio
 from sessions_actor.observing import Observing
 
 from .agent import AgentActor, lease_here
+from .replication.daemon import DaemonTerms
 
 T = TypeVar("T")
 
@@ -112,10 +113,11 @@ class RayCluster:
         router: str,
         routers: list[str],
         observing: Observing | None = None,
+        replication: DaemonTerms | None = None,
     ) -> None:
         self._namespace, self._storage_root = namespace, storage_root
         self._router, self._routers = router, routers
-        self._observing = observing
+        self._observing, self._replication = observing, replication
         self._actor_class = ray.remote(num_cpus=actor_cpus, **actor_options())(ConversationActor)
         self._agent_class = ray.remote(num_cpus=0, max_restarts=-1)(AgentActor)
 
@@ -182,7 +184,7 @@ class RayCluster:
             lifetime="detached",
             get_if_exists=True,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        ).remote(self._storage_root, self._namespace, self._routers)
+        ).remote(self._storage_root, self._namespace, self._routers, self._replication)
         try:
             await asyncio.wait_for(agent.ping.remote(), AGENT_TIMEOUT_S)
         except TimeoutError:

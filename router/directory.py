@@ -9,113 +9,55 @@ Rules:
 - A file belongs to a *disk*, not to a node: nodes get new ids at every start, disks do not. Its
   name carries a number that no other file is ever given (its generation), so no path is used twice.
 - A file that no conversation needs any more is noted as waste by the very statement that lets go
-  of it, and struck off when it is gone.
+  of it, and struck off when it is gone. So are replicas, each kept for a time (`keep`).
 
 What it does not do: talk to actors or nodes, or decide anything. It is not the caller's cache.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from sessions_actor.codec import dumps, loads
 from sessions_actor.limits import NAME_BYTES_MAX
-from sessions_actor.names import check_name, file_stem
+from sessions_actor.names import check_name
 from sessions_actor.storage import Storage
 
+from .entries import (
+    CONVERSATIONS_FOLDER,
+    TRANSITIONS,
+    Entry,
+    NodeRow,
+    Owner,
+    State,
+    Waste,
+    file_of,
+    sources,
+)
+from .spent import SCHEMA as SPENT_SCHEMA
+from .spent import SpentLines
+
+__all__ = [
+    "CONVERSATIONS_FOLDER",
+    "DIRECTORY_FILE",
+    "TRANSITIONS",
+    "Directory",
+    "Entry",
+    "NodeRow",
+    "Owner",
+    "State",
+    "Waste",
+    "file_of",
+    "sources",
+]
+
 DIRECTORY_FILE: Final = "directory.sqlite"
-CONVERSATIONS_FOLDER: Final = "conversations"
 DIRECTORY_BYTES_MAX: Final = 1 << 40
 PAGE_NAMES_MAX: Final = 1000
 SCHEMA_VERSION: Final = 3
 
 assert NAME_BYTES_MAX * PAGE_NAMES_MAX < DIRECTORY_BYTES_MAX
-
-
-class State(StrEnum):
-    """What the directory holds true of a conversation."""
-
-    HIBERNATED = "hibernated"
-    ACTIVE = "active"
-    MIGRATING = "migrating"
-    DELETING = "deleting"
-
-
-# From each state, the states that one step leads to. ACTIVE to ACTIVE is a new owner after the
-# old one was lost; MIGRATING to ACTIVE ends a migration, switched or given up; MIGRATING to
-# HIBERNATED finds the source gone.
-TRANSITIONS: Final[dict[State, frozenset[State]]] = {
-    State.HIBERNATED: frozenset({State.ACTIVE, State.DELETING}),
-    State.ACTIVE: frozenset({State.ACTIVE, State.HIBERNATED, State.MIGRATING, State.DELETING}),
-    State.MIGRATING: frozenset({State.ACTIVE, State.HIBERNATED}),
-    State.DELETING: frozenset(),
-}
-assert set(TRANSITIONS) == set(State)
-
-
-def sources(target: State) -> tuple[State, ...]:
-    """Return the states from which one step leads to this one."""
-    return tuple(state for state in State if target in TRANSITIONS[state])
-
-
-class Owner(NamedTuple):
-    """An actor that a conversation is given to, and the disk its node mounts."""
-
-    node_id: str
-    actor: str
-    disk_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One row. `node_id` and `actor` are None while it hibernates; times are in ms.
-
-    `target` is the owner-to-be of a migration that has not switched, with its epoch and generation.
-    `has_file` says that somebody was served from the file: from then on a missing one is a fault.
-    """
-
-    name: str
-    state: State
-    epoch: int
-    generation: int
-    disk_id: str
-    node_id: str | None
-    actor: str | None
-    quota_bytes: int | None
-    file_bytes: int
-    created_at: int
-    last_active_at: int
-    has_file: bool
-    target: dict[str, Any] | None = None
-
-    @property
-    def file(self) -> str:
-        """The file's path below the storage root."""
-        return file_of(self.name, self.generation)
-
-
-class NodeRow(NamedTuple):
-    """What is remembered of a node: its disk, its machine, its lease's term."""
-
-    disk_id: str
-    draining: bool
-    machine_id: str
-    term: int
-
-
-class Waste(NamedTuple):
-    """A file that nobody needs any more."""
-
-    disk_id: str
-    file: str
-
-
-def file_of(name: str, generation: int) -> str:
-    """Return the path, below the storage root, of a conversation's file of some generation."""
-    return f"{CONVERSATIONS_FOLDER}/{file_stem(name)}.{generation}.sqlite"
 
 
 _SCHEMA = """
@@ -133,7 +75,9 @@ CREATE TABLE IF NOT EXISTS conversations (
   last_active_at INTEGER NOT NULL,
   target TEXT,
   promised INTEGER NOT NULL DEFAULT 0,
-  has_file INTEGER NOT NULL DEFAULT 0
+  has_file INTEGER NOT NULL DEFAULT 0,
+  line INTEGER NOT NULL DEFAULT 0,
+  position INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS conversations_owned ON conversations (state)
   WHERE state <> 'hibernated';
@@ -148,11 +92,11 @@ CREATE TABLE IF NOT EXISTS nodes (
 
 _COLUMNS = (
     "name, state, epoch, generation, disk_id, node_id, actor, quota_bytes, file_bytes,"
-    " created_at, last_active_at, has_file, target"
+    " created_at, last_active_at, line, position, has_file, target"
 )
-_NEXT = "max(epoch, promised) + 1"
-_FLOOR = "epoch_floor"
-_GENERATION = "generation"
+NEXT_EPOCH = "max(epoch, promised) + 1"
+FLOOR = "epoch_floor"
+GENERATION = "generation"
 
 
 def _among(states: Sequence[State]) -> str:
@@ -169,13 +113,14 @@ class Directory:
     def __init__(self, root: Path, *, now_ms: Callable[[], int] | None = None) -> None:
         self._storage = Storage(root / DIRECTORY_FILE, quota_bytes=DIRECTORY_BYTES_MAX)
         self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
-        self._storage.sql.exec(_SCHEMA)
+        self.spent = SpentLines(self._storage, self._now_ms)
+        self._storage.sql.exec(_SCHEMA + SPENT_SCHEMA)
         self._upgrade()
         self._storage.meta.put({"directory_schema": SCHEMA_VERSION})
-        if self._storage.meta.get(_GENERATION) is None:
+        if self._storage.meta.get(GENERATION) is None:
             last = self._storage.fetch("SELECT max(generation) FROM conversations")[0][0] or 0
-            floor = self._storage.meta.get(_FLOOR) or 0
-            self._storage.meta.put({_GENERATION: max(last, floor)})
+            floor = self._storage.meta.get(FLOOR) or 0
+            self._storage.meta.put({GENERATION: max(last, floor)})
 
     def _upgrade(self) -> None:
         """Bring a file of an earlier version up to this one."""
@@ -192,6 +137,14 @@ class Directory:
                 "ALTER TABLE conversations ADD COLUMN has_file INTEGER NOT NULL DEFAULT 0;"
                 "UPDATE conversations SET has_file = file_bytes > 0"
             )
+        if "line" not in columns:
+            self._storage.sql.exec(
+                "ALTER TABLE conversations ADD COLUMN line INTEGER NOT NULL DEFAULT 0;"
+                "ALTER TABLE conversations ADD COLUMN position INTEGER NOT NULL DEFAULT 0"
+            )
+
+    async def finish_replica(self) -> None:
+        """Let go of what copies the file, as the last thing before `close`; here nothing does."""
 
     def close(self) -> None:
         """Commit and close the file."""
@@ -277,10 +230,10 @@ class Directory:
         def op() -> Entry | None:
             if self.get(name) is not None:
                 return None
-            epoch = (self._storage.meta.get(_FLOOR) or 0) + 1
+            epoch = (self._storage.meta.get(FLOOR) or 0) + 1
             return self._apply(
                 f"INSERT INTO conversations VALUES (?, '{State.ACTIVE}', ?, ?, ?, ?, ?,"
-                " NULL, 0, ?, ?, NULL, 0, 0)",
+                " NULL, 0, ?, ?, NULL, 0, 0, 0, 0)",
                 (
                     check_name(name),
                     epoch,
@@ -297,14 +250,14 @@ class Directory:
 
     def _next_generation(self) -> int:
         """Number a new file, inside an op: no other was or will be given this number."""
-        generation: int = self._storage.meta.get(_GENERATION) + 1
-        self._storage.meta.put({_GENERATION: generation})
+        generation: int = self._storage.meta.get(GENERATION) + 1
+        self._storage.meta.put({GENERATION: generation})
         return generation
 
     async def activate(self, name: str, epoch: int, owner: Owner) -> Entry | None:
         """Give a conversation to an owner under the next epoch; None when the epoch moved on."""
         return await self._change(
-            f"UPDATE conversations SET state = '{State.ACTIVE}', epoch = {_NEXT}, node_id = ?,"
+            f"UPDATE conversations SET state = '{State.ACTIVE}', epoch = {NEXT_EPOCH}, node_id = ?,"
             " actor = ?, target = NULL, last_active_at = max(last_active_at, ?)"
             f" WHERE name = ? AND epoch = ? AND disk_id = ?"
             f" AND state IN ({_among(sources(State.ACTIVE))})",
@@ -333,15 +286,25 @@ class Directory:
         )
 
     async def hibernate(
-        self, name: str, epoch: int, *, file_bytes: int | None, last_active_at: int | None
+        self,
+        name: str,
+        epoch: int,
+        *,
+        file_bytes: int | None,
+        last_active_at: int | None,
+        position: int = 0,
     ) -> Entry | None:
-        """Note that nobody owns a conversation; None when another epoch does."""
+        """Note that nobody owns a conversation; None when another epoch does.
+
+        Args: `position` is where its replica is complete, as far as that is known.
+        """
         return await self._change(
             f"UPDATE conversations SET state = '{State.HIBERNATED}', node_id = NULL, actor = NULL,"
             " target = NULL, file_bytes = coalesce(?, file_bytes),"
-            " last_active_at = max(last_active_at, coalesce(?, 0))"
-            f" WHERE name = ? AND epoch = ? AND state IN ({_among(sources(State.HIBERNATED))})",
-            (file_bytes, last_active_at, check_name(name), epoch),
+            " last_active_at = max(last_active_at, coalesce(?, 0)),"
+            " line = iif(?3 > 0, generation, line), position = iif(?3 > 0, ?3, position)"
+            f" WHERE name = ?4 AND epoch = ?5 AND state IN ({_among(sources(State.HIBERNATED))})",
+            (file_bytes, last_active_at, position, check_name(name), epoch),
         )
 
     async def forget_new(self, name: str, epoch: int) -> None:
@@ -359,8 +322,8 @@ class Directory:
         def op() -> Entry | None:
             place = {"generation": self._next_generation()}
             return self._apply(
-                f"UPDATE conversations SET state = '{State.MIGRATING}', promised = {_NEXT},"
-                f" target = json_set(?, '$.epoch', {_NEXT})"
+                f"UPDATE conversations SET state = '{State.MIGRATING}', promised = {NEXT_EPOCH},"
+                f" target = json_set(?, '$.epoch', {NEXT_EPOCH})"
                 f" WHERE name = ? AND epoch = ? AND state IN ({_among(sources(State.MIGRATING))})",
                 (dumps({**target._asdict(), **place}).decode(), check_name(name), epoch),
             )
@@ -386,6 +349,7 @@ class Directory:
             )
             if after is not None:
                 self._note_waste(before.disk_id, before.file)
+                self.spent.left(name, before.generation)
             return after
 
         return await self._storage.submit(op)
@@ -431,8 +395,9 @@ class Directory:
             )
             self._storage.write("DELETE FROM conversations WHERE name = ?", (check_name(name),))
             self._note_waste(before.disk_id, before.file)
-            floor = self._storage.meta.get(_FLOOR) or 0
-            self._storage.meta.put({_FLOOR: max(floor, epoch, promised)})
+            self.spent.deleted(name, before.generation)
+            floor = self._storage.meta.get(FLOOR) or 0
+            self._storage.meta.put({FLOOR: max(floor, epoch, promised)})
 
         await self._storage.submit(op)
 

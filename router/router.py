@@ -31,17 +31,20 @@ from sessions_actor.errors import (
     StorageError,
 )
 from sessions_actor.names import check_name
+from sessions_actor.replica import ReplicaSpec
 from sessions_actor.retry import is_lost
 
 from . import reports
 from .agent import NodeFacts
 from .cluster import Cluster, Slot, answer
 from .directory import Directory, Entry, Owner, State
+from .failover import FailOver
 from .following import Following
 from .leases import FIRST_TERM, Grant, Leases
 from .locks import NameLocks
 from .placement import candidates
 from .pool import EVICT_IDLE_S, TURN_AFTER_S, Pool
+from .replication.replicas import Replicas
 from .settings import Settings
 
 # A turn: how long a busy conversation keeps its actor when others wait for one.
@@ -90,6 +93,7 @@ class Router:
         directory: Directory,
         cluster: Cluster,
         leases: Leases,
+        replicas: Replicas | None = None,
     ) -> None:
         self.settings, self.root, self.directory = settings, root, directory
         self.cluster, self.leases = cluster, leases
@@ -106,6 +110,7 @@ class Router:
         self.now: Callable[[], float] = asyncio.get_running_loop().time
         self.following = Following(self.now)
         self._activated = asyncio.Event()
+        self.failover = None if replicas is None else FailOver(self, replicas, self.now)
 
     # ------------------------------------------------------------------------------ leases
 
@@ -241,7 +246,10 @@ class Router:
         """Give a conversation that nobody serves an owner. The caller holds the lock."""
         entry = self.directory.get(name)
         machine_id: str | None = None
-        if entry is not None and entry.state is not State.HIBERNATED:
+        lost = entry is not None and await self._is_lost(entry)
+        if lost:
+            entry = self.directory.get(name)
+        elif entry is not None and entry.state is not State.HIBERNATED:
             machine_id = await self.succeed(entry)
             entry = self.directory.get(name)
         ghost = self._ghosts.pop(name, None)
@@ -249,15 +257,15 @@ class Router:
         for _ in range(ACTIVATION_TRIES_MAX):
             choose = partial(
                 candidates,
-                disk_id=None if entry is None else entry.disk_id,
+                disk_id=None if entry is None or lost else entry.disk_id,
                 machine_id=machine_id,
             )
             slot = await self.pool.acquire(name, choose, self.settings.capacity_wait_s, grow=grow)
-            if entry is not None and slot.disk_id != entry.disk_id:
+            if entry is not None and not lost and slot.disk_id != entry.disk_id:
                 self.pool.release(slot)  # its disk was not known before
                 continue
             try:
-                claimed = await self._claim(name, entry, slot)
+                claimed = await self._claim(name, entry, slot, lost=lost)
             except BaseException:
                 self.pool.release(slot)
                 raise
@@ -268,6 +276,7 @@ class Router:
                 if serving is not None:
                     return serving
             entry = self.directory.get(name)
+            lost = lost and claimed is None
         raise NoCapacityError(len(self.pool.nodes))
 
     async def succeed(self, entry: Entry) -> str | None:
@@ -289,7 +298,24 @@ class Router:
         await self.settle(entry)
         return None
 
-    async def _claim(self, name: str, entry: Entry | None, slot: Slot) -> Entry | None:
+    async def _is_lost(self, entry: Entry) -> bool:
+        """Say whether a conversation must come back from its replica: its disk is gone for good.
+
+        Nobody can acknowledge anything for it any more when it says so.
+        """
+        if self.failover is None or entry.state is State.DELETING:
+            return False
+        if not await self.failover.is_due(entry):
+            return False
+        await self.failover.release(entry)
+        return True
+
+    async def _claim(
+        self, name: str, entry: Entry | None, slot: Slot, *, lost: bool = False
+    ) -> Entry | None:
+        if lost and entry is not None:
+            assert self.failover is not None
+            return await self.failover.claim(entry, slot)
         owner = Owner(slot.node_id, slot.actor_name, slot.disk_id)
         if entry is None:
             return await self.directory.create(name, owner)
@@ -302,9 +328,11 @@ class Router:
             spec = self.spec_of(entry)
             try:
                 started = answer(slot.actor.activate.remote(spec))
-                await asyncio.wait_for(started, ACTIVATION_TIMEOUT_S)
+                position = await asyncio.wait_for(started, ACTIVATION_TIMEOUT_S)
                 if not entry.has_file:
                     await self.directory.note_file(entry.name, entry.epoch)
+                if self.failover is not None:
+                    await self.failover.completed(entry, position)
                 return self.begin_serving(spec, slot)
             except StaleEpochError as error:
                 later = await self._follow_file(entry, error.current, slot)
@@ -358,9 +386,15 @@ class Router:
             bounds=self.settings.bounds,
             has_file=entry.has_file,
             follow=self.following.is_followed(entry.name),
+            replica=self._replica_of(entry),
             client_limits=self.settings.client_limits,
             term=FIRST_TERM if entry.node_id is None else self.leases.term(entry.node_id),
         )
+
+    def _replica_of(self, entry: Entry) -> ReplicaSpec | None:
+        if self.failover is None:
+            return None
+        return self.failover.replicas.spec(entry.name, entry.generation)
 
     # ------------------------------------------------------------------------- hibernation
 
@@ -415,6 +449,7 @@ class Router:
             serving.epoch,
             file_bytes=result.file_bytes,
             last_active_at=result.last_active_at,
+            position=result.position,
         )
         self.pool.release(serving.slot)
         reports.hibernated(serving, self._reason(idle_s), result.file_bytes)

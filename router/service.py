@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import ray
 
@@ -37,9 +37,15 @@ from .models import (
 )
 from .observing import Watch
 from .relocation import Relocation
+from .replicated_directory import ReplicatedDirectory
+from .replication import home
+from .replication.daemon import Daemon
+from .replication.replicas import Replicas
 from .router import Router
 from .settings import Settings
 from .upkeep import Upkeep
+
+AnyDirectory = TypeVar("AnyDirectory", bound=Directory)
 
 ROUTER_NAME: Final = "sessions-router"
 DEPLOYMENT_FILE: Final = "deployment.json"
@@ -48,6 +54,7 @@ ROUTER_CALLS_MAX: Final = 10_000
 LEASES: Final = "leases"
 # How long the directory of a router that died may stay locked while its process goes.
 DIRECTORY_WAIT_S: Final = 10.0
+DAEMON_WAIT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,8 @@ class Deployment:
     administration: Administration
     relocation: Relocation
     watch: Watch
+    replication: asyncio.Task[None] | None = None
+    """The replication daemon of the router's own disk."""
 
     @classmethod
     async def start(
@@ -71,7 +80,12 @@ class Deployment:
         """
         root = root_here(str(settings.storage_root))
         check_writable(root)
-        directory = await _open_directory(root)
+        replicas = Replicas.open(settings, namespace)
+        replication: asyncio.Task[None] | None = None
+        if replicas is None:
+            directory = await _open_directory(root, Directory)
+        else:
+            directory, replication = await _open_replicated(root, replicas)
         try:
             cluster = RayCluster(
                 namespace,
@@ -80,24 +94,27 @@ class Deployment:
                 ROUTER_NAME,
                 [ROUTER_NAME],
                 settings.observing,
+                None if replicas is None else replicas.terms,
             )
             leases = Leases(settings.lease_ttl_s, lease_clock)
-            router = Router(settings, root, directory, cluster, leases)
+            router = Router(settings, root, directory, cluster, leases, replicas)
             upkeep = Upkeep(router)
-            home = ray.get_runtime_context().get_node_id()
-            await upkeep.start(home, lambda: granting(router))
+            node_id = ray.get_runtime_context().get_node_id()
+            await upkeep.start(node_id, lambda: granting(router))
             _note_deployment(root, namespace)
         except BaseException:
             directory.close()
+            await _end(replication)
             raise
-        watch = Watch(router, ray.get_runtime_context().get_node_id())
-        return cls(router, upkeep, Administration(router), Relocation(router), watch)
+        watch = Watch(router, node_id)
+        return cls(router, upkeep, Administration(router), Relocation(router), watch, replication)
 
     async def close(self) -> None:
         """Hibernate everything and close the directory."""
         self.watch.end()
         await self.relocation.close()
         await self.upkeep.close()
+        await _end(self.replication)
         with contextlib.suppress(OSError):
             (self.router.root / DEPLOYMENT_FILE).unlink()
 
@@ -233,12 +250,39 @@ def router_handle(namespace: str, settings: Settings) -> Any:
     ).remote(settings.model_dump_json(), namespace)
 
 
-async def _open_directory(root: Path) -> Directory:
+async def _open_replicated(root: Path, replicas: Replicas) -> tuple[Directory, asyncio.Task[None]]:
+    """Open the directory, brought back from its replica if need be, and have it copied.
+
+    Returns: it, and what runs the replication daemon of the router's own disk.
+    Raises: StorageError when replicas cannot be used.
+    """
+    await replicas.check()
+    daemon = Daemon(root, replicas.terms)
+    running = asyncio.create_task(daemon.run())
+    directory: ReplicatedDirectory | None = None
+    try:
+        found = await home.prepare(root, replicas)
+        directory = await _open_directory(root, ReplicatedDirectory)
+        await daemon.ready(DAEMON_WAIT_S)
+        directory.replicate(home.spec(root, replicas, found), found.line, replicas.keep)
+        if found.restored:
+            await directory.skip_ahead()
+        if found.rebuild:
+            await home.rebuild(root, directory, replicas)
+    except BaseException:
+        if directory is not None:
+            directory.close()
+        await _end(running)
+        raise
+    return directory, running
+
+
+async def _open_directory(root: Path, kind: type[AnyDirectory]) -> AnyDirectory:
     """Open the directory, giving a router that died a moment to let go of it."""
     deadline = asyncio.get_running_loop().time() + DIRECTORY_WAIT_S
     while True:
         try:
-            return Directory(root)
+            return kind(root)
         except StorageError as error:
             if "open already" not in error.reason:
                 raise
@@ -249,6 +293,12 @@ async def _open_directory(root: Path) -> Directory:
                 )
                 raise StorageError(error.path, reason) from error
             await asyncio.sleep(0.1)
+
+
+async def _end(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 def _note_deployment(root: Path, namespace: str) -> None:

@@ -16,8 +16,12 @@ from sessions_actor.limits import MIB, QUOTA_BYTES_DEFAULT, ClientLimits
 from sessions_actor.logs import LogFormat, LogLevel
 from sessions_actor.observing import Observing
 from sessions_actor.overload import PENDING_BYTES_DEFAULT, PENDING_CALLS_DEFAULT, Bounds
+from sessions_actor.replica import Durability
+
+from .replication.paths import ReplicaUrl
 
 QUOTA_BYTES_MIN: Final = MIB // 4
+DAY_S: Final = 86_400.0
 
 # Fields that only the process that connects cares about.
 CLIENT_FIELDS: Final = frozenset({"call_timeout_s", "log_to_driver"})
@@ -83,6 +87,25 @@ class Settings(BaseSettings):
     client_parts_max: int | None = Field(default=None, ge=1)
     """Most parts of a message that `source="client"` may write; None: no limit."""
 
+    durability: Durability = Durability.LOCAL
+    """What an acknowledged write has survived: `local`, `async` or `replicated`; see README."""
+
+    replica_url: str | None = None
+    """Where replicas go: `file:///folder`, `s3://bucket/path?endpoint=...`; the nodes' environment
+    holds the credentials. Needed unless durability is `local`."""
+
+    replica_timeout_s: float = Field(default=10.0, gt=0)
+    """How long a write waits for its replica before it fails with `ReplicaUnavailableError`."""
+
+    replica_retention_s: float = Field(default=7 * DAY_S, ge=60)
+    """How far back a conversation can be restored."""
+
+    replica_exact_s: float = Field(default=3600.0, ge=1)
+    """How far back a restore is exact to the write; before that, to half a minute and more."""
+
+    replica_delete_grace_s: float = Field(default=7 * DAY_S, ge=0)
+    """How long the replica of a deleted conversation is kept."""
+
     actor_cpus: float = Field(default=0.01, gt=0, le=1)
     """Ray CPUs that an actor holds, so that a node with conversations is not taken for idle."""
 
@@ -106,6 +129,11 @@ class Settings(BaseSettings):
     def _absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()
 
+    @field_validator("replica_url")
+    @classmethod
+    def _known_url(cls, value: str | None) -> str | None:
+        return None if value is None else str(ReplicaUrl.parse(value))
+
     @field_validator("object_class")
     @classmethod
     def _importable_form(cls, value: str) -> str:
@@ -121,6 +149,10 @@ class Settings(BaseSettings):
     def _related(self) -> "Settings":
         if self.max_active is not None and self.warm_actors > self.max_active:
             raise ValueError("warm_actors is at most max_active")
+        if self.durability is not Durability.LOCAL and self.replica_url is None:
+            raise ValueError(f"durability {self.durability.value!r} needs a replica_url")
+        if self.durability is Durability.LOCAL and self.replica_url is not None:
+            raise ValueError("a replica_url needs durability 'async' or 'replicated'")
         return self
 
     @property

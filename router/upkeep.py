@@ -79,6 +79,7 @@ class Upkeep:
             with contextlib.suppress(Exception):  # its node is going
                 await router.cluster.end_agent(node_id)
         await router.pool.close()
+        await router.directory.finish_replica()
         router.directory.close()
 
     # ------------------------------------------------------------------------ at the start
@@ -216,6 +217,8 @@ class Upkeep:
                     machine_id=node.machine_id,
                 )
                 await router.sweep(node.disk_id)
+        if router.failover is not None:
+            await _quietly(router.failover.remove_spent())
         await pool.trim()
         pool.keep_warm()
 

@@ -12,6 +12,7 @@ The class is plain; whoever creates it makes it an actor (see `actor_options`).
 """
 
 import asyncio
+import dataclasses
 import importlib
 import os
 import pickle
@@ -33,6 +34,7 @@ from .metrics_export import MetricsExport
 from .observing import Observing, set_up
 from .open_object import Activation
 from .overload import Bounds
+from .replica import Replica, ReplicaSpec, forget_file, socket_path
 from .storage import Storage
 
 T = TypeVar("T")
@@ -101,6 +103,7 @@ class ActivationSpec:
     client_limits: ClientLimits = NO_CLIENT_LIMITS
     term: int = 1
     has_file: bool = False
+    replica: ReplicaSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,7 @@ class Description:
     file_bytes: int
     last_active_at: int
     idle_s: float
+    replica_lag_s: float = 0.0
 
 
 class Refusal(NamedTuple):
@@ -135,6 +139,7 @@ class Site:
 
     storage: Storage
     host: DurableObject | None
+    replica: Replica | None = None
     kept: dict[str, Any] = field(default_factory=dict)
 
     def close(self) -> None:
@@ -192,21 +197,25 @@ class ConversationActor:
             file_bytes=0 if spec is None else file_bytes(self._root, spec.file) or 0,
             last_active_at=0 if hosted is None else hosted.last_active_at,
             idle_s=0.0 if hosted is None else hosted.idle_s,
+            replica_lag_s=0.0 if hosted is None else hosted.replica_lag_s,
         )
 
     # -------------------------------------------------------------------------- activation
 
-    async def activate(self, spec: ActivationSpec) -> None:
+    async def activate(self, spec: ActivationSpec) -> int:
         """Bind to a conversation and start it; binding again to the same activation is fine.
 
+        Returns: the transaction up to which its replica is complete; 0 without one.
         Raises: StaleEpochError when the file carries a later epoch; StorageError; what the hosted
             class raised at its start, as RemoteCallError when it does not pickle.
         """
         async with self._change:
-            if self._hosted is not None and self._spec == spec:
-                return
-            self._require_idle()
-            await self._start(spec)
+            if self._hosted is None or self._spec != spec:
+                self._require_idle()
+                await self._start(spec)
+            assert self._hosted is not None
+            replica = self._hosted.replica
+            return 0 if replica is None else replica.position
 
     async def _start(self, spec: ActivationSpec) -> None:
         self._bind(ActorState.STARTING, spec)
@@ -219,6 +228,7 @@ class ConversationActor:
                 path=self._root / spec.file,
                 quota_bytes=spec.quota_bytes,
                 epoch=spec.epoch,
+                replica=self._replica_here(spec.replica),
             )
             await activation.start()
             try:
@@ -241,6 +251,12 @@ class ConversationActor:
                 raise wire.load_error(wire.dump_error(error)) from None
             raise
         self._bind(ActorState.HOSTING, spec)
+
+    def _replica_here(self, replica: ReplicaSpec | None) -> ReplicaSpec | None:
+        """Add where this node's replication daemon listens."""
+        if replica is None:
+            return None
+        return dataclasses.replace(replica, socket=socket_path(self._root))
 
     async def hibernate(
         self, name: str, epoch: int, *, idle_s: float | None = None,
@@ -453,6 +469,7 @@ class ConversationActor:
                 pass
             finally:
                 self._unbind()
+            await forget_file(self._root, file)
             return remove_file(self._root, file)
 
     async def transfer(
@@ -466,7 +483,8 @@ class ConversationActor:
         """
         if self._hosted is not None and self._hosts(name, epoch):
             if self._site is None:
-                self._site = Site(self._hosted.storage, self._hosted.host)
+                hosted = self._hosted
+                self._site = Site(hosted.storage, hosted.host, hosted.replica)
             return await step(self._site, *args)
         site, _ = self._receiving(name, epoch)
         return await step(site, *args)
@@ -483,7 +501,19 @@ class ConversationActor:
 
     async def remove_files(self, files: list[str]) -> list[str]:
         """Remove files that no conversation needs; returns those that are gone."""
-        return [file for file in files if remove_file(self._root, file)]
+        gone = []
+        for file in files:
+            await forget_file(self._root, file)
+            if remove_file(self._root, file):
+                gone.append(file)
+        return gone
+
+    async def chore(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Run something on this node's disk: `await work(root, *args)`.
+
+        Args: `work` is a function of a module, which crosses by its name.
+        """
+        return await work(self._root, *args)
 
     async def file_bytes(self, file: str) -> int | None:
         """Return a file's size on this node's disk; None when it is not there."""

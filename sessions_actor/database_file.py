@@ -9,6 +9,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import socket
 import stat
 from pathlib import Path
@@ -25,6 +26,10 @@ CACHE_BYTES = 8 * MIB
 WAL_BYTES_KEPT = 16 * MIB
 # A checkpoint is due when the WAL holds this many pages: 8 MiB at the usual page size.
 WAL_PAGES_MAX = 2000
+# With an engine that copies the log and checkpoints by itself: only when it has not for long.
+REPLICATED_WAL_PAGES_MAX = 16_000
+# What the tables begin with that such an engine keeps in the file it copies.
+ENGINE_PREFIX = "_litestream_"
 # How long a program from outside (a shell, a backup) may hold the file before we give up.
 BUSY_TIMEOUT_MS = 2000
 STATEMENTS_CACHED = 256
@@ -232,6 +237,12 @@ def _opening_error(error: apsw.Error, path: str) -> Exception:
     return StorageError(path, f"cannot be opened ({error}); check the path and the disk")
 
 
+def engine_folder(path: str) -> str:
+    """Return where the engine that copies a database's log keeps what it has read."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name}-litestream")
+
+
 def remove_database(path: str | os.PathLike[str]) -> None:
     """Remove a database with its companions, durably; an absent one is fine.
 
@@ -247,6 +258,7 @@ def remove_database(path: str | os.PathLike[str]) -> None:
         # The database goes first: a log without it is discarded, the reverse loses writes.
         for suffix in ("", *_COMPANIONS):
             Path(location + suffix).unlink(missing_ok=True)
+        shutil.rmtree(engine_folder(location), ignore_errors=True)
         sync_folder(folder)
     except OSError as error:
         _fail(location, error)

@@ -119,6 +119,24 @@ class NoCapacityError(RoutingError):
         )
 
 
+class ReplicaUnavailableError(RoutingError):
+    """A write is on its own disk, but its replica could not be reached in time.
+
+    It may be repeated, which is safe because writes are idempotent by id; it counts as durable
+    once that succeeds.
+    """
+
+    def __init__(self, reason: str, waited_s: float) -> None:
+        super().__init__(reason, waited_s)
+        self.reason, self.waited_s = reason, waited_s
+
+    def __str__(self) -> str:
+        return (
+            f"the replica has not confirmed within {self.waited_s:g} s ({self.reason}): nothing is"
+            " lost, repeat the call once the replica is reachable, or raise replica_timeout_s"
+        )
+
+
 class OutputGateBrokenError(SessionsActorError):
     """A commit failed: whether the write is durable is unknown, and the activation ends itself."""
 
@@ -179,6 +197,7 @@ ERRORS: tuple[type[SessionsActorError], ...] = (
     MigratingError,
     OverloadedError,
     NoCapacityError,
+    ReplicaUnavailableError,
     OutputGateBrokenError,
     ConversationNotFoundError,
     MigrationFailedError,

@@ -6,7 +6,8 @@ Rules:
   what it wrote is undone and the rest of the group stands.
 - The group commits in the next turn of the event loop, so that every op which arrives until then
   shares its fsync. Without a running loop each op commits before it returns.
-- Nothing may be told to anyone before `durable()` returns.
+- Nothing may be told to anyone before `durable()` returns. Where a replica must have it as well
+  (`confirm_with`), that is waited for after the commit; a failure there breaks nothing.
 - A commit that fails, or a transaction that SQLite gave up, breaks the gate for good: what the
   connection holds in memory can no longer be trusted, so everything that waits and everything
   that comes is refused. Open the file again: it holds what was durable.
@@ -29,6 +30,7 @@ from typing import TypeVar
 import apsw
 
 from . import meters, tracing
+from .confirmation import Confirmation
 from .errors import (
     OutputGateBrokenError,
     QuotaExceededError,
@@ -97,6 +99,7 @@ class Gate:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._broken: SessionsActorError | None = None
+        self._confirmation: Confirmation | None = None
         self._closed = False
         self._on_commit: list[Callable[[], None]] = []
         self._on_rollback: list[Callable[[], None]] = []
@@ -143,8 +146,12 @@ class Gate:
         """
         self._epoch = epoch
 
+    def confirm_with(self, confirmation: Confirmation) -> None:
+        """Have every group confirmed after its commit, before anyone who waits wakes."""
+        self._confirmation = confirmation
+
     def on_commit(self, callback: Callable[[], None]) -> None:
-        """Call back after each group that became durable, before anyone who waits wakes."""
+        """Call back after each group that was committed."""
         self._on_commit.append(callback)
 
     def on_rollback(self, callback: Callable[[], None]) -> None:
@@ -205,10 +212,13 @@ class Gate:
     async def durable(self) -> None:
         """Wait until everything written so far is durable: at once when nothing pends.
 
-        Raises: OutputGateBrokenError when it never will be.
+        Raises: OutputGateBrokenError when it never will be; ReplicaUnavailableError when a replica
+            must have it and does not answer.
         """
         self.check()
         if not self._open:
+            if self._confirmation is not None:
+                await self._confirmation.all()
             return
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
@@ -240,9 +250,12 @@ class Gate:
         self._open = False
         self._note_commit(asked_at)
         waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        if self._confirmation is not None:
+            self._confirmation.committed(waiters)
+        else:
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
         for callback in self._on_commit:
             callback()
 
@@ -435,6 +448,8 @@ class Gate:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(type(error)(*error.args))
+        if self._confirmation is not None:
+            self._confirmation.end(error)
         for callback in self._on_broken:
             callback(error)
         return type(error)(*error.args)

@@ -37,6 +37,7 @@ from .limits import NO_CLIENT_LIMITS, WINDOW_BYTES_MAX, WINDOW_ROWS_MAX, ClientL
 from .open_object import Activation
 from .overload import Bounds, Load
 from .records import ChangeEvent, Compaction
+from .replica import Replica
 from .sessions import Session, Sessions
 from .waiting import settle
 from .wire import Answer, Part, Window, WindowRequest
@@ -79,6 +80,8 @@ class Ended:
     file_bytes: int
     last_active_at: int
     followed: bool
+    position: int = 0
+    """The transaction up to which its replica is complete; 0 without one."""
 
 
 class Remains:
@@ -442,6 +445,16 @@ class Hosted:
         self._enter(Phase.SEALED)
         await self._settle()
 
+    @property
+    def replica(self) -> Replica | None:
+        """The file's replica; None where there is none."""
+        return self._activation.replica
+
+    @property
+    def replica_lag_s(self) -> float:
+        """For how long the replica has lacked something; 0 when it lacks nothing."""
+        return 0.0 if self.replica is None else self.replica.lag_s
+
     def unseal(self) -> None:
         """Take calls again."""
         if self._phase is Phase.SEALED:
@@ -475,7 +488,7 @@ class Hosted:
         await self._settle()
         self._end_watch()
         self._streams.clear()
-        file_bytes = 0
+        file_bytes, replica = 0, self._activation.replica
         try:
             if self.storage.broken is None:
                 file_bytes = self.storage.database_size
@@ -483,7 +496,8 @@ class Hosted:
         finally:
             if self.remains.log is not None:
                 self.remains.log.close()
-        return Ended(file_bytes, self._active_at_ms, self.followed)
+        position = 0 if replica is None else replica.position
+        return Ended(file_bytes, self._active_at_ms, self.followed, position)
 
     def _slow(self) -> set[asyncio.Task[Answer]]:
         """Calls under way that were answered with a ticket."""

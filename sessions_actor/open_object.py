@@ -13,6 +13,7 @@ from .durable_object import DurableObject, ObjectState
 from .errors import StaleEpochError
 from .limits import QUOTA_BYTES_DEFAULT
 from .names import check_name
+from .replica import Replica, ReplicaSpec
 from .storage import Storage
 
 Host = TypeVar("Host", bound=DurableObject)
@@ -22,7 +23,8 @@ class Activation(Generic[Host]):
     """One life of a conversation in memory, to be started and closed once.
 
     Args: `epoch` is what the directory granted: the file must not carry a higher one, and is
-        stamped with it. None keeps the file's: whoever holds the file's lock owns it.
+        stamped with it. None keeps the file's: whoever holds the file's lock owns it. `replica`
+        has the file copied while it is open, and once more before it closes.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Activation(Generic[Host]):
         quota_bytes: int = QUOTA_BYTES_DEFAULT,
         epoch: int | None = None,
         vfs: str | None = None,
+        replica: ReplicaSpec | None = None,
     ) -> None:
         if not (isinstance(cls, type) and issubclass(cls, DurableObject)):
             raise TypeError(f"{cls!r} is no class derived from DurableObject")
@@ -42,8 +45,15 @@ class Activation(Generic[Host]):
             raise ValueError(f"an epoch counts activations, it cannot be {epoch}")
         self._class, self._name, self._path = cls, name, path
         self._quota_bytes, self._epoch, self._vfs = quota_bytes, epoch, vfs
+        self._replica_spec = replica
+        self._replica: Replica | None = None
         self._storage: Storage | None = None
         self._host: Host | None = None
+
+    @property
+    def replica(self) -> Replica | None:
+        """The file's replica while it is open; None where there is none."""
+        return self._replica
 
     @property
     def host(self) -> Host:
@@ -64,13 +74,16 @@ class Activation(Generic[Host]):
         """Open the file, take ownership, start the host; undo all of it when one fails.
 
         Raises: StaleEpochError when a later activation owns the file; StorageError; what the
-            host's startup raised.
+            host's startup raised; ReplicaUnavailableError.
         """
         if self._storage is not None:
             raise RuntimeError(f"conversation {self._name!r} is active already")
         self._storage = storage = Storage(self._path, quota_bytes=self._quota_bytes, vfs=self._vfs)
         try:
             epoch = self._take_ownership(storage)
+            if self._replica_spec is not None:
+                self._replica = Replica(storage, self._replica_spec)
+                self._replica.start()
             self._host = host = self._class(ObjectState(self._name, storage, epoch))
             if host.installed_lifecycle is not None:
                 await host.installed_lifecycle.start()
@@ -114,7 +127,20 @@ class Activation(Generic[Host]):
                 await host.installed_lifecycle.dispose()
         finally:
             if storage is not None:
-                storage.close()
+                try:
+                    await self._finish_replica(storage)
+                finally:
+                    storage.close()
+
+    async def _finish_replica(self, storage: Storage) -> None:
+        replica, self._replica = self._replica, None
+        if replica is None:
+            return
+        if storage.broken is not None:
+            replica.abandon()
+            return
+        storage.flush()
+        await replica.finish()
 
 
 @asynccontextmanager

@@ -2,7 +2,8 @@
 
 A call that was refused was not carried out, so it goes to the next owner. A call whose answer was
 lost may have been: it is made again when a second run does no harm (every write of a session is
-idempotent by id). Anything else is the caller's to see.
+idempotent by id). Anything else is the caller's to see; so is a replica that could not be reached
+for as long as the deployment waits for one: only the caller knows what is better than waiting on.
 """
 
 import random

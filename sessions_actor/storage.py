@@ -14,7 +14,15 @@ from typing import Any, TypeVar, overload
 
 import apsw
 
-from .database_file import FileLock, connect, make_parent, prepare
+from .confirmation import Confirmation
+from .database_file import (
+    ENGINE_PREFIX,
+    REPLICATED_WAL_PAGES_MAX,
+    FileLock,
+    connect,
+    make_parent,
+    prepare,
+)
 from .errors import SessionsActorError, StorageCorruptError
 from .gate import META_TABLE, Gate
 from .keyvalue import KeyValue
@@ -100,7 +108,7 @@ class Storage:
             self._lock.release()
             raise
         self._gate = Gate(self._db, self._path, quota_bytes)
-        self._closed = False
+        self._closed = self._is_replicated = False
         self.perform = self._gate.perform
         self.submit = self._gate.submit
         self.durable = self._gate.durable
@@ -180,6 +188,19 @@ class Storage:
         """Refuse every write once the file carries another epoch than this one."""
         self._gate.fence(epoch)
 
+    def replicate(self, confirmation: Confirmation | None) -> None:
+        """Leave checkpoints to an engine that copies the log, from now on until `close()`.
+
+        The log stays beside the file when that closes: the engine goes on where it was. It is cut
+        back here only when the engine has not done so for long.
+
+        Args: `confirmation` is what every group waits for after its commit, if it has to.
+        """
+        self._is_replicated = True
+        self._db.wal_autocheckpoint(REPLICATED_WAL_PAGES_MAX)
+        if confirmation is not None:
+            self._gate.confirm_with(confirmation)
+
     def translate(self, error: apsw.Error) -> Exception:
         """Return what to raise for an error met while reading through `connection`."""
         return self._gate.translate(error)
@@ -195,7 +216,7 @@ class Storage:
         return self._gate.pending
 
     def on_commit(self, callback: Callable[[], None]) -> None:
-        """Call back after each group that became durable, before anyone who waits wakes."""
+        """Call back after each group that was committed."""
         self._gate.on_commit(callback)
 
     def on_rollback(self, callback: Callable[[], None]) -> None:
@@ -294,10 +315,11 @@ class Storage:
     def data_tables(self) -> tuple[str, ...]:
         """Return the ordinary tables, sorted: what a copy of the conversation has to carry.
 
-        Left out are SQLite's and workerd's own, views, virtual tables and what these keep.
+        Left out are SQLite's, workerd's and the replication engine's own, views, virtual tables
+        and what these keep.
         """
         rows = self.fetch("SELECT name, type FROM pragma_table_list WHERE schema = 'main'")
-        own = ("sqlite_", "_cf_")
+        own = ("sqlite_", "_cf_", ENGINE_PREFIX)
         return tuple(
             sorted(name for name, kind in rows if kind == "table" and not name.startswith(own))
         )
@@ -344,14 +366,14 @@ class Storage:
                 self._lock.release()
 
     def _close_connection(self) -> None:
-        if self._gate.broken is None:
+        if self._gate.broken is None and not self._is_replicated:
             # Not needed for durability: a reader from outside may keep us from it, and then the
             # next opener does it.
             self._db.set_busy_timeout(0)
             with contextlib.suppress(apsw.Error):
                 self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         else:
-            # A disk that failed is left alone.
+            # A disk that failed is left alone; so is a log that is being copied.
             self._db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         # Closing tries to fold the log as well.
         with contextlib.suppress(apsw.Error):

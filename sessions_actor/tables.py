@@ -10,10 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .database_file import ENGINE_PREFIX
 from .gate import META_TABLE
 from .sessions.sql import Database
 
 SEQUENCES = "sqlite_sequence"
+# What SQLite and the replication engine keep for themselves in a file.
+NOT_COPIED = ("sqlite_", ENGINE_PREFIX)
 
 Row = tuple[Any, ...]
 
@@ -95,5 +98,5 @@ def tables_of(db: Database) -> list[str]:
     return [
         name
         for (name,) in found
-        if name != META_TABLE and (name == SEQUENCES or not name.startswith("sqlite_"))
+        if name != META_TABLE and (name == SEQUENCES or not name.startswith(NOT_COPIED))
     ]

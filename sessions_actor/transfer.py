@@ -30,7 +30,7 @@ from .sessions.rows import BEFORE_ALL, RowOrder, import_stored
 from .sessions.sql import Database
 from .sessions.store import Store, StoredMessage
 from .storage import Storage
-from .tables import SEQUENCES, Row, Table, tables_of
+from .tables import NOT_COPIED, SEQUENCES, Row, Table, tables_of
 from .tracking import ChangeTracker
 
 _BY_MESSAGE = (schema.MESSAGES, schema.CONTINUATIONS)
@@ -158,7 +158,7 @@ class Outgoing:
         for name, kind, text in self._db.execute(
             "SELECT name, type, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"
         ):
-            if not name.startswith("sqlite_") and name not in shadows and name != META_TABLE:
+            if not name.startswith(NOT_COPIED) and name not in shadows and name != META_TABLE:
                 statements[kind].append(text)
         tables = tables_of(self._db)
         return Manifest(

@@ -16,7 +16,7 @@ SOURCES = sorted(p for name in ("sessions_actor", "router") for p in (ROOT / nam
 LAYERS = {
     "limits errors records names codec messages chunks attachments tokens overlays windows": 0,
     "compaction overload": 0,
-    "gate database_file sql keyvalue storage": 1,
+    "confirmation gate database_file sql keyvalue storage replica": 1,
     "durable_object lifecycle open_object": 2,
     "sessions": 3,
     "tables tracking transfer transfer_steps conversation": 3,

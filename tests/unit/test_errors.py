@@ -15,6 +15,7 @@ from sessions_actor.errors import (
     OverloadedError,
     QuotaExceededError,
     RemoteCallError,
+    ReplicaUnavailableError,
     RoutingError,
     SessionsActorError,
     StaleEpochError,
@@ -33,6 +34,7 @@ EXAMPLES = [
     MigratingError("alice", 0.25),
     OverloadedError(1000, 900),
     NoCapacityError(4),
+    ReplicaUnavailableError("connection refused", 10.0),
     OutputGateBrokenError("/a/b.sqlite", "disk I/O error"),
     ConversationNotFoundError("alice"),
     MigrationFailedError("alice", "verify", "digests differ"),
@@ -66,6 +68,7 @@ def test_retryable_is_what_routing_failed() -> None:
         MigratingError,
         OverloadedError,
         NoCapacityError,
+        ReplicaUnavailableError,
     }
 
 

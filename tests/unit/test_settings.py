@@ -31,6 +31,12 @@ def test_every_field_is_readable_from_the_environment(monkeypatch: pytest.Monkey
         "max_pending_bytes": 10,
         "client_message_bytes_max": 65_536,
         "client_parts_max": 100,
+        "durability": "replicated",
+        "replica_url": "s3://bucket/path?endpoint=http://127.0.0.1:9000",
+        "replica_timeout_s": 6.0,
+        "replica_retention_s": 1000.0,
+        "replica_exact_s": 100.0,
+        "replica_delete_grace_s": 10.0,
         "actor_cpus": 0.5,
         "metrics": False,
         "log_format": "console",
@@ -87,3 +93,29 @@ def test_only_what_was_asked_for_conflicts() -> None:
     assert Settings(call_timeout_s=3).conflicts(running) == {}
     assert Settings(warm_actors=3).conflicts(running) == {}
     assert Settings(warm_actors=4).conflicts(running) == {"warm_actors": (4, 3)}
+
+
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("ftp://host/x", "begins with one of"),
+        ("relative/path", "begins with one of"),
+        ("file://host/path", "absolute path"),
+        ("file:///", "absolute path"),
+        ("file:///x?y=z", "no options"),
+        ("s3:///path", "names no bucket"),
+        ("s3://key:secret@bucket/path", "no user"),
+        ("s3://bucket/path?access-key-id=abc", "holds no keys"),
+    ],
+)
+def test_an_unusable_replica_url_is_refused(url: str, what: str) -> None:
+    with pytest.raises(ValidationError, match=what):
+        Settings(durability="replicated", replica_url=url)  # type: ignore[arg-type]
+
+
+def test_durability_and_replica_url_belong_together() -> None:
+    with pytest.raises(ValidationError, match="needs a replica_url"):
+        Settings(durability="async")  # type: ignore[arg-type]
+    with pytest.raises(ValidationError, match="needs durability"):
+        Settings(replica_url="file:///far")
+    assert Settings().durability == "local"

@@ -1,0 +1,152 @@
+"""Conversations whose disk is on no live node: brought back from their replicas, elsewhere.
+
+Rules:
+- Nothing is brought back while the old owner could still acknowledge: its node's lease has run out
+  first. A disk that is missing without an owner may come back with its node, so that it is given
+  as long.
+- A conversation moves in the order restore, check, directory, activation. The directory's change
+  compares the epoch and the disk it saw; until then the replica and the old file are untouched.
+- The new file begins a line of its own (see `replication.paths`). The old file is waste: it is
+  removed if its disk ever returns.
+- Under `replicated`, everything acknowledged is in the line that is restored. A line that was
+  complete once and is gone now is an error, never an empty conversation.
+"""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from sessions_actor.errors import StorageError
+
+from .cluster import Slot, answer
+from .directory import Entry, Owner, State, file_of
+from .replicated_directory import ReplicatedDirectory
+from .replication.chores import Source, bring_back, drop_file
+from .replication.replicas import Record, Replicas
+from .replication.restore import RESTORE_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from .router import Router
+
+LOOK_S: Final = 0.1
+
+
+class FailOver:
+    """Brings conversations back for a router."""
+
+    def __init__(self, router: "Router", replicas: Replicas, now: Callable[[], float]) -> None:
+        assert isinstance(router.directory, ReplicatedDirectory)
+        self._router, self._now = router, now
+        self._directory = router.directory
+        self.replicas = replicas
+        self._missing: dict[str, float] = {}
+
+    async def is_due(self, entry: Entry) -> bool:
+        """Say whether a conversation's disk is gone; waits until that is certain."""
+        if entry.disk_id in self._mounted():
+            return False
+        router = self._router
+        await router.pool.refresh()
+        since = self._missing.setdefault(entry.disk_id, self._now())
+        patience_s = router.settings.lease_ttl_s
+        while True:
+            mounted = self._mounted()
+            if entry.disk_id in mounted:
+                self._missing.pop(entry.disk_id, None)
+                return False
+            # A node that has not told its disk yet may be the one, started again.
+            waited_s = self._now() - since
+            certain = entry.node_id is not None and None not in mounted
+            if waited_s >= patience_s or certain:
+                return bool(mounted)
+            await asyncio.sleep(min(LOOK_S, patience_s))
+            await router.pool.refresh()
+
+    def _mounted(self) -> set[str | None]:
+        return {view.disk_id for view in self._router.pool.views()}
+
+    async def release(self, entry: Entry) -> None:
+        """Make sure that nobody acknowledges anything for a conversation any more."""
+        router = self._router
+        if entry.node_id is not None:
+            await router.outlast(entry.node_id)
+        if entry.state is not State.HIBERNATED:
+            await router.settle(entry)
+
+    async def claim(self, entry: Entry, slot: Slot) -> Entry | None:
+        """Restore a conversation to an actor's disk and give it to that actor.
+
+        Returns: the row as it stands then; None when another epoch came in between.
+        Raises: StorageError, StorageCorruptError when its replica cannot be used.
+        """
+        generation = await self._directory.reserve_generation()
+        file = file_of(entry.name, generation)
+        restoring = slot.actor.chore.remote(
+            bring_back, file, entry.name, None, self._sources(entry)
+        )
+        found = await asyncio.wait_for(answer(restoring), RESTORE_TIMEOUT_S)
+        if found is None and entry.line > 0:
+            url = self.replicas.url(entry.name, entry.line)
+            raise StorageError(url, "the replica is gone, and so is the disk that it was made of")
+        if found is not None and found.epoch > entry.epoch:
+            # The directory itself was brought back as it was earlier: follow the file.
+            await self._directory.raise_epoch(entry.name, entry.epoch, found.epoch)
+            await answer(slot.actor.chore.remote(drop_file, file))
+            raised = self._directory.get(entry.name)
+            return None if raised is None else await self.claim(raised, slot)
+        owner = Owner(slot.node_id, slot.actor_name, slot.disk_id)
+        claimed = await self._directory.fail_over(
+            entry.name,
+            entry.epoch,
+            entry.disk_id,
+            owner,
+            generation=generation,
+            has_file=found is not None,
+        )
+        if claimed is None:
+            await answer(slot.actor.chore.remote(drop_file, file))
+        return claimed
+
+    async def remove_spent(self) -> None:
+        """Remove replicas that have been kept long enough.
+
+        Raises: OSError, StorageError when that is not possible now.
+        """
+        directory = self._directory
+        for spent in directory.spent.due() if self.replicas.base.listed else ():
+            await self.replicas.remove(spent.name, spent.up_to)
+            await directory.spent.removed(spent)
+
+    async def deleted(self, entry: Entry) -> None:
+        """Mark a deleted conversation's record, for a directory that is made again."""
+        now_ms = time.time_ns() // 1_000_000
+        await self._note(dataclasses.replace(_record_of(entry), deleted_at=now_ms))
+
+    def _sources(self, entry: Entry) -> list[Source]:
+        """The lines to look at in turn: the file's own, and the last that was complete."""
+        sources = []
+        for generation in dict.fromkeys((entry.generation, entry.line)):
+            if generation > 0:
+                position = entry.position if generation == entry.line else 0
+                sources.append(Source(self.replicas.url(entry.name, generation), position))
+        return sources
+
+    async def completed(self, entry: Entry, position: int) -> None:
+        """Note that the line of a file is complete for the first time, up to a transaction."""
+        if position == 0 or entry.line == entry.generation:
+            return
+        await self._directory.note_line(entry.name, entry.epoch, position)
+        await self._note(_record_of(entry))
+
+    async def _note(self, record: Record) -> None:
+        try:
+            await self.replicas.note(record)
+        except OSError:
+            # It only spares a directory that is made again from opening the replica.
+            return
+
+
+def _record_of(entry: Entry) -> Record:
+    return Record(entry.name, entry.generation, entry.epoch, entry.created_at, entry.quota_bytes)

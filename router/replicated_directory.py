@@ -1,0 +1,133 @@
+"""A directory that is replicated itself, over conversations that are.
+
+It adds to the directory what replicas need: its own copy, changes of owner that give a conversation
+another file because its disk is gone, and how far replicas are complete.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from sessions_actor.names import check_name
+from sessions_actor.replica import Replica, ReplicaSpec
+
+from .directory import FLOOR, GENERATION, NEXT_EPOCH, Directory
+from .entries import Entry, Owner, State
+from .spent import Keep
+
+# Numbers left out when a directory is brought back: more than are given between two syncs.
+SKIPPED: Final = 1_000_000
+# Under it the file notes which line of its replica it is in.
+LINE_KEY: Final = "directory_line"
+# The disk of a conversation that only its replica tells of.
+NO_DISK: Final = ""
+
+
+class ReplicatedDirectory(Directory):
+    """The durable map from names to owners, and its replica; see the module."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._replica: Replica | None = None
+
+    def replicate(self, spec: ReplicaSpec, line: int, keep: Keep) -> None:
+        """Have this file copied as well, and note from now on which replicas are spent.
+
+        Args: `line` is the number of the replica that `spec` tells of.
+        """
+        self._storage.meta.put({LINE_KEY: line})
+        self._replica, self.spent.keep = Replica(self._storage, spec), keep
+        self._replica.start()
+
+    async def finish_replica(self) -> None:
+        """Bring the replica up to date and let go of it, as the last thing before `close`."""
+        replica, self._replica = self._replica, None
+        if replica is not None and self._storage.broken is None:
+            self._storage.flush()
+            await replica.finish()
+
+    async def reserve_generation(self) -> int:
+        """Number a file that is made before the conversation is given it."""
+        return await self._storage.submit(self._next_generation)
+
+    async def fail_over(
+        self,
+        name: str,
+        epoch: int,
+        disk_id: str,
+        owner: Owner,
+        *,
+        generation: int,
+        has_file: bool,
+    ) -> Entry | None:
+        """Give a conversation whose disk is gone to an owner, with a file of its own.
+
+        Its old file becomes waste, its replica until now is kept for a time.
+
+        Args: `has_file` says whether there was anything to bring back.
+        Returns: None when the epoch moved on or somebody owns it.
+        """
+
+        def op() -> Entry | None:
+            before = self.get(name)
+            after = self._apply(
+                f"UPDATE conversations SET state = '{State.ACTIVE}', epoch = {NEXT_EPOCH},"
+                " generation = ?, has_file = ?, disk_id = ?, node_id = ?, actor = ?,"
+                " target = NULL, last_active_at = max(last_active_at, ?)"
+                f" WHERE name = ? AND epoch = ? AND disk_id = ? AND state = '{State.HIBERNATED}'",
+                (
+                    generation,
+                    has_file,
+                    owner.disk_id,
+                    owner.node_id,
+                    owner.actor,
+                    self._now_ms(),
+                    check_name(name),
+                    epoch,
+                    disk_id,
+                ),
+            )
+            if after is not None and before is not None:
+                if before.disk_id != NO_DISK:
+                    self._note_waste(before.disk_id, before.file)
+                self.spent.left(name, before.generation)
+            return after
+
+        return await self._storage.submit(op)
+
+    async def note_line(self, name: str, epoch: int, position: int) -> Entry | None:
+        """Note that the replica of the present file is complete up to a transaction."""
+        return await self._change(
+            "UPDATE conversations SET line = generation, position = ? WHERE name = ? AND epoch = ?",
+            (position, check_name(name), epoch),
+        )
+
+    async def find_again(
+        self, name: str, *, epoch: int, generation: int, quota_bytes: int | None, created_at: int
+    ) -> None:
+        """Put in a conversation that only its replica tells of; one that is known stays."""
+        await self._change(
+            "INSERT INTO conversations (name, state, epoch, generation, disk_id, quota_bytes,"
+            " file_bytes, created_at, last_active_at, line, has_file)"
+            f" VALUES (?, '{State.HIBERNATED}', ?, ?, '{NO_DISK}', ?, 0, ?, ?, ?, 1)"
+            " ON CONFLICT (name) DO NOTHING",
+            (check_name(name), epoch, generation, quota_bytes, created_at, created_at, generation),
+        )
+
+    async def skip_ahead(self, *, epoch: int = 0, generation: int = 0) -> None:
+        """Leave numbers out that were given while this directory was not the one in use.
+
+        Args: new conversations begin above `epoch`, and above every epoch so far; new files
+            well above `generation`, and above every generation so far.
+        """
+
+        def op() -> None:
+            floor = self._storage.meta.get(FLOOR) or 0
+            last = self._storage.meta.get(GENERATION)
+            self._storage.meta.put(
+                {
+                    FLOOR: max(floor, epoch) + SKIPPED,
+                    GENERATION: max(last, generation) + SKIPPED,
+                }
+            )
+
+        await self._storage.submit(op)

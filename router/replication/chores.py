@@ -1,0 +1,281 @@
+"""What is done on the node that has a conversation's file; crosses to its actor by name.
+
+Chores (`root` first) work on a node's disk for a conversation that nobody serves. Steps (`site`
+first) run at the owner while it serves: a copy of the file as it is at one moment, and the
+comparison of a replica with it.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import apsw
+
+from sessions_actor.database_file import ENGINE_PREFIX, FileLock, remove_database
+from sessions_actor.errors import StorageCorruptError, StorageError
+from sessions_actor.gate import META_TABLE
+from sessions_actor.replica import Replica, forget_file
+from sessions_actor.storage import Storage
+from sessions_actor.transfer import digests_of
+
+from .restore import NothingToRestoreError, Restored, check_restored, restore
+
+# Pages that a copy takes over between two looks whether it was given up: 1 MiB.
+COPY_PAGES: Final = 256
+WINDOW_BYTES_MAX: Final = 4 * 1024 * 1024
+# How often a comparison looks for a moment at which nothing is written.
+QUIET_TRIES_MAX: Final = 50
+
+SCRATCH_FOLDER: Final = "scratch"
+
+
+class Source(NamedTuple):
+    """A replica to restore from, and the transaction that it must hold at least."""
+
+    url: str
+    position: int
+
+
+# ------------------------------------------------------------------------------------- chores
+
+
+async def bring_back(
+    root: Path,
+    file: str,
+    name: str,
+    epoch: int | None,
+    sources: Sequence[Source],
+    at: datetime | None = None,
+    rename_to: str | None = None,
+) -> Restored | None:
+    """Restore a conversation's file from the first of several replicas that holds anything.
+
+    What an attempt before this one left is removed first.
+
+    Args:
+        epoch: refuse a file that is ahead of this one; None: the caller compares.
+        rename_to: the conversation that the file becomes, when it is another.
+    Returns: None when no replica holds anything.
+    Raises: StorageCorruptError for a replica that is not sound, not this conversation's or lacks
+        something that was confirmed; StorageError.
+    """
+    target = root / file
+    await forget_file(root, file)
+    await asyncio.to_thread(remove_database, target)
+    for source in sources:
+        try:
+            found = await restore(source.url, target, at=at)
+        except NothingToRestoreError:
+            continue
+        try:
+            check_restored(found, name, epoch)
+            if at is None and found.position < source.position:
+                check = f"ends at transaction {found.position}, {source.position} was confirmed"
+                raise StorageCorruptError(source.url, f"the replica {check}")
+            if rename_to is not None:
+                _become(target, rename_to)
+        except BaseException:
+            remove_database(target)
+            raise
+        return found
+    return None
+
+
+def _become(target: Path, name: str) -> None:
+    """Make a restored file another conversation's, which nobody has owned yet."""
+    lock = FileLock(str(target))
+    lock.acquire()
+    try:
+        db = apsw.Connection(str(target))
+        try:
+            db.execute(f"UPDATE {META_TABLE} SET value = ? WHERE key = 'name'", (name,))
+            db.execute(f"UPDATE {META_TABLE} SET value = 0 WHERE key = 'epoch'")
+        finally:
+            db.close()
+    finally:
+        lock.release()
+
+
+async def drop_file(root: Path, file: str) -> None:
+    """Remove a file that was brought back for nothing."""
+    await asyncio.to_thread(remove_database, root / file)
+
+
+# -------------------------------------------------------------------------------------- steps
+
+
+class ReplicatedSite(Protocol):
+    """Where a step works: an open file, its replica, and what one step keeps for the next."""
+
+    storage: Storage
+    replica: Replica | None
+    kept: dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A copy of a file under way; closing it removes it."""
+
+    path: Path
+
+    def close(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+class Copied(NamedTuple):
+    """A copy that is ready to be read: its size and the SHA-256 of its bytes."""
+
+    bytes: int
+    sha256: str
+
+
+async def copy_step(site: ReplicatedSite) -> Copied:
+    """Copy the file as it is now beside itself, while it is served; `read_copy_step` reads it.
+
+    Raises: StorageError when there is no room for it.
+    Cost: the file's size on its disk until `end_copy_step`.
+    """
+    await end_copy_step(site)
+    await site.storage.durable()
+    seen = _seen_now(site.storage)
+    path = _scratch_file(Path(site.storage.path))
+    copy = site.kept["backup"] = _Copy(path)
+    try:
+        return await asyncio.to_thread(_copy, seen, path)
+    except (apsw.Error, OSError) as error:
+        copy.close()
+        raise StorageError(str(path), f"cannot be copied: {error}") from error
+
+
+async def read_copy_step(site: ReplicatedSite, offset: int, size: int) -> bytes:
+    """Read some bytes of the copy."""
+    copy: _Copy = site.kept["backup"]
+
+    def read() -> bytes:
+        with open(copy.path, "rb") as file:
+            file.seek(offset)
+            return file.read(min(size, WINDOW_BYTES_MAX))
+
+    return await asyncio.to_thread(read)
+
+
+async def end_copy_step(site: ReplicatedSite) -> None:
+    """Remove the copy."""
+    copy: _Copy | None = site.kept.pop("backup", None)
+    if copy is not None:
+        copy.close()
+
+
+async def compare_step(site: ReplicatedSite) -> list[str]:
+    """Restore the replica elsewhere and compare it with the file; returns what differs.
+
+    Raises: RuntimeError when there is no replica; StorageError; ReplicaUnavailableError.
+    Cost: reads the replica and both files once.
+    """
+    replica, storage = site.replica, site.storage
+    if replica is None:
+        raise RuntimeError("the conversation has no replica: durability is local")
+    seen, position = await _quiet_moment(storage, replica)
+    path = _scratch_file(Path(storage.path))
+    try:
+        ours = asyncio.create_task(asyncio.to_thread(_digest_and_close, seen))
+        try:
+            await restore(replica.url, path, up_to=position, thorough=True)
+            theirs = await asyncio.to_thread(_digest_file, path)
+        finally:
+            expected = await ours
+    finally:
+        with contextlib.suppress(StorageError):
+            remove_database(path)
+    return [
+        f"table {name}: {expected.get(name)} here, {theirs.get(name)} in the replica"
+        for name in sorted(expected.keys() | theirs.keys())
+        if expected.get(name) != theirs.get(name)
+    ]
+
+
+async def _quiet_moment(storage: Storage, replica: Replica) -> tuple[apsw.Connection, int]:
+    """Find a transaction of the replica that is what a reader sees of the file."""
+    for _ in range(QUIET_TRIES_MAX):
+        await storage.durable()
+        changes = storage.connection.total_changes()
+        seen = _seen_now(storage)
+        try:
+            await replica.sync()
+            if storage.connection.total_changes() == changes:
+                return seen, replica.position
+        except BaseException:
+            seen.close()
+            raise
+        seen.close()
+    raise StorageError(storage.path, "is written too often to be compared; try again")
+
+
+def _seen_now(storage: Storage) -> apsw.Connection:
+    """Open a connection that goes on seeing the file as it is now."""
+    seen = apsw.Connection(storage.path, flags=apsw.SQLITE_OPEN_READONLY)
+    seen.execute("BEGIN")
+    seen.execute("SELECT 1 FROM sqlite_schema").fetchall()
+    return seen
+
+
+def _scratch_file(beside: Path) -> Path:
+    folder = beside.parent / SCRATCH_FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / f"{uuid.uuid4().hex}.sqlite"
+
+
+def _copy(seen: apsw.Connection, path: Path) -> Copied:
+    """Copy what a connection sees, page by page, without what the engine keeps in it."""
+    try:
+        with open(path, "xb", opener=_private):
+            pass
+        copy = apsw.Connection(str(path))
+        try:
+            with copy.backup("main", seen, "main") as backup:
+                while not backup.done:
+                    backup.step(COPY_PAGES)
+            copy.pragma("journal_mode", "delete")
+            tables = copy.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
+            for (table,) in tables:
+                if str(table).startswith(ENGINE_PREFIX):
+                    copy.execute(f'DROP TABLE "{table}"')
+        finally:
+            copy.close()
+    finally:
+        seen.close()
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(WINDOW_BYTES_MAX):
+            digest.update(block)
+        size = file.tell()
+    return Copied(size, digest.hexdigest())
+
+
+def _digest_and_close(seen: apsw.Connection) -> dict[str, Any]:
+    try:
+        return dict(digests_of(seen))
+    finally:
+        seen.close()
+
+
+def _digest_file(path: Path) -> dict[str, Any]:
+    return _digest_and_close(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY))
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def clear_scratch(root: Path) -> None:
+    """Remove what copies and comparisons left that were cut short."""
+    for folder in root.glob(f"conversations/*/{SCRATCH_FOLDER}"):
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,176 @@
+"""Files brought back from their replicas: whole, checked, and only then in place.
+
+A restore writes beside its target and renames at the end, so that a crash leaves either nothing or
+a sound file. What was restored is checked before anybody opens it: SQLite finds it sound, it is
+the conversation's, and it is no newer than its directory knows.
+"""
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+
+from sessions_actor.database_file import make_parent, sync_folder
+from sessions_actor.errors import StorageCorruptError, StorageError
+from sessions_actor.gate import META_TABLE
+
+from .engine import EngineError, log_files, run
+
+RESTORE_TIMEOUT_S: Final = 3600.0
+LIST_TIMEOUT_S: Final = 60.0
+_DRAFT: Final = ".restoring"
+_NOTHING: Final = re.compile(r"no matching backup files|no backups? found|no snapshots?", re.I)
+_NOT_THEN: Final = re.compile(r"timestamp does not exist", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restored file says of itself, and the last transaction it holds."""
+
+    path: str
+    position: int
+    name: str | None
+    epoch: int
+    created_at: int | None
+    file_bytes: int
+
+
+class NothingToRestoreError(StorageError):
+    """There is no replica, or it holds nothing of that time."""
+
+
+async def restore(
+    url: str,
+    target: Path,
+    *,
+    at: datetime | None = None,
+    up_to: int | None = None,
+    thorough: bool = False,
+) -> Restored:
+    """Restore a replica into a file that is not there yet.
+
+    Args:
+        at: as it was at this moment; None: as it is.
+        up_to: as it was after this transaction.
+        thorough: check every index against its table as well. Reads the file once more.
+    Raises: NothingToRestoreError; StorageError when the replica cannot be read or the file not
+        written; StorageCorruptError when what was restored is not sound.
+    Cost: reads the newest whole copy and what followed it.
+    """
+    if target.exists():
+        raise StorageError(str(target), "is there already; a restore replaces nothing")
+    make_parent(str(target))
+    draft = target.with_name(target.name + _DRAFT)
+    _clear(draft)
+    try:
+        moment = [] if at is None else ["-timestamp", _text_of(at)]
+        if up_to is not None:
+            moment = ["-txid", f"{up_to:016x}"]
+        position = await _run(url, draft, moment, at, "full" if thorough else "quick")
+        restored = _look(draft, target, position)
+        _put_in_place(draft, target)
+    finally:
+        _clear(draft)
+    return restored
+
+
+async def _run(url: str, draft: Path, moment: list[str], at: datetime | None, check: str) -> int:
+    order = ["restore", "-json", "-integrity-check", check, "-o", str(draft)]
+    try:
+        text = await run([*order, *moment, url], timeout_s=RESTORE_TIMEOUT_S)
+    except EngineError as error:
+        reason = str(error)
+        if _NOTHING.search(reason):
+            raise NothingToRestoreError(url, "there is no replica here") from None
+        if at is not None and _NOT_THEN.search(reason):
+            return await _beyond(url, draft, at, check)
+        if "integrity" in reason:
+            raise StorageCorruptError(url, reason) from None
+        raise StorageError(url, f"cannot be restored: {reason}") from None
+    match = re.search(r'"txid":\s*"([0-9a-f]+)"', text)
+    return 0 if match is None else int(match[1], 16)
+
+
+async def _beyond(url: str, draft: Path, at: datetime, check: str) -> int:
+    """Restore as of a moment outside of what the replica holds: its end, or nothing."""
+    points = await restore_points(url)
+    if not points or at < points[0]:
+        raise NothingToRestoreError(url, f"holds nothing of {at.isoformat()}")
+    return await _run(url, draft, [], None, check)
+
+
+async def restore_points(url: str) -> list[datetime]:
+    """List the moments that a replica can be restored to, oldest first, to the second.
+
+    Raises: StorageError when it cannot be read.
+    """
+    try:
+        files = await log_files(url, timeout_s=LIST_TIMEOUT_S)
+    except EngineError as error:
+        raise StorageError(url, f"cannot be listed: {error}") from None
+    whole = min((file.last for file in files if file.first == 1), default=None)
+    if whole is None:
+        return []
+    return sorted({datetime.fromisoformat(file.at) for file in files if file.last >= whole})
+
+
+def _look(draft: Path, target: Path, position: int) -> Restored:
+    """Read what a restored file says of itself."""
+    known: dict[str, Any] = {}
+    try:
+        db = apsw.Connection(str(draft), flags=apsw.SQLITE_OPEN_READONLY)
+        try:
+            there = db.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (META_TABLE,))
+            if there.fetchone():
+                rows: Any = db.execute(f"SELECT key, value FROM {META_TABLE}")
+                known = dict(rows)
+        finally:
+            db.close()
+    except apsw.Error as error:
+        raise StorageCorruptError(str(target), f"restored, but {error}") from error
+    return Restored(
+        str(target),
+        position,
+        known.get("name"),
+        int(known.get("epoch") or 0),
+        known.get("created_at"),
+        draft.stat().st_size,
+    )
+
+
+def _put_in_place(draft: Path, target: Path) -> None:
+    os.chmod(draft, 0o600)
+    with open(draft, "rb") as file:
+        os.fsync(file.fileno())
+    os.rename(draft, target)
+    sync_folder(str(target.parent))
+
+
+def check_restored(found: Restored, name: str, epoch: int | None) -> None:
+    """Refuse a restored file that is not the conversation's, or ahead of an epoch.
+
+    Raises: StorageCorruptError.
+    """
+    if found.name != name:
+        raise StorageCorruptError(found.path, f"the replica holds {found.name!r}, not {name!r}")
+    if epoch is not None and found.epoch > epoch:
+        check = f"the replica carries epoch {found.epoch}, the directory {epoch}"
+        raise StorageCorruptError(found.path, check)
+
+
+def _text_of(at: datetime) -> str:
+    if at.tzinfo is None:
+        raise ValueError("a moment to restore to has a time zone")
+    # The engine compares milliseconds; whatever was copied within this one belongs to it.
+    return (at.astimezone(UTC) + timedelta(milliseconds=1)).isoformat(timespec="milliseconds")
+
+
+def _clear(draft: Path) -> None:
+    for suffix in ("", "-wal", "-shm", "-journal", ".tmp", ".tmp-wal", ".tmp-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{draft}{suffix}")

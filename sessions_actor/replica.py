@@ -1,0 +1,319 @@
+"""A conversation's way to its replica: the control socket of the node's replication daemon.
+
+Rules:
+- The daemon reads the file's log by itself; what is asked of it here is to know of the file
+  (`register`), to have the replica up to date now (`sync`), and to let go (`unregister`).
+- A daemon that was started again knows no file any more: whoever asks registers again, and the
+  daemon goes on where the replica ends.
+- At `REPLICATED` an acknowledgement waits for the sync (see `confirmation`). At `ASYNC` a sync
+  follows each commit within `ASYNC_DELAY_S`, and nobody waits for it.
+
+What it does not do: start the daemon, choose where replicas lie, or restore from them.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from .confirmation import Confirmation
+from .database_file import engine_folder
+from .errors import ReplicaUnavailableError
+from .storage import Storage
+
+# How long writes gather before an asynchronous sync; with the sync itself, well below a second.
+ASYNC_DELAY_S: Final = 0.2
+RETRY_S: Final = 0.5
+# How long a request may go unanswered beyond the time that the daemon was given.
+GRACE_S: Final = 1.0
+FORGET_TIMEOUT_S: Final = 5.0
+ANSWER_BYTES_MAX: Final = 1 << 20
+NOT_FOUND: Final = (404, 409)
+
+# What the daemon says when the files are gone or damaged in which it keeps what it has read.
+_STATE_LOST: Final = re.compile(r"ltx.*(no such file|corrupt|invalid|EOF)", re.I)
+
+SOCKET_FILE: Final = "replication.sock"
+# What the kernel takes as the path of a socket, on every system we run on.
+SOCKET_PATH_BYTES_MAX: Final = 100
+
+
+class Durability(StrEnum):
+    """What an acknowledged write has survived."""
+
+    LOCAL = "local"
+    """The loss of the process or of power: it is on its node's disk."""
+
+    ASYNC = "async"
+    """As `local`; its replica follows within a second."""
+
+    REPLICATED = "replicated"
+    """The loss of the node and its disk: the replica has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """Where the replica of one file lies, and what its writes wait for, at most `timeout_s`.
+
+    `socket` is the daemon's; empty: that of the disk the file is on.
+    """
+
+    url: str
+    durability: Durability
+    timeout_s: float
+    socket: str = ""
+
+
+def socket_path(root: Path) -> str:
+    """Return where the daemon of a disk listens: beside its files, or in a private folder of the
+    temporary one when that path is too long for a socket.
+    """
+    beside = root / SOCKET_FILE
+    if len(os.fsencode(beside)) <= SOCKET_PATH_BYTES_MAX:
+        return str(beside)
+    digest = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
+    return os.path.join(tempfile.gettempdir(), f"sessions-actor-{os.getuid()}", f"{digest}.sock")
+
+
+class ControlSocket:
+    """Requests to a daemon, one after another over one connection. HTTP/1.1, JSON both ways."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._turn = asyncio.Lock()
+
+    async def ask(
+        self, method: str, target: str, body: dict[str, Any] | None = None, *, timeout_s: float
+    ) -> tuple[int, dict[str, Any]]:
+        """Make one request; returns the status and the answer.
+
+        Raises: OSError, EOFError, ValueError and TimeoutError when there is no sound answer.
+        """
+        async with self._turn:
+            kept = self._streams is not None
+            try:
+                return await asyncio.wait_for(self._exchange(method, target, body), timeout_s)
+            except (OSError, EOFError):
+                self.close()
+                if not kept:
+                    raise
+            except BaseException:
+                self.close()  # an answer may still come: nobody must take it for theirs
+                raise
+            # The daemon closed a connection that was kept: it is asked once more on a new one.
+            try:
+                return await asyncio.wait_for(self._exchange(method, target, body), timeout_s)
+            except BaseException:
+                self.close()
+                raise
+
+    async def _exchange(
+        self, method: str, target: str, body: dict[str, Any] | None
+    ) -> tuple[int, dict[str, Any]]:
+        if self._streams is None:
+            self._streams = await asyncio.open_unix_connection(self._path)
+        reader, writer = self._streams
+        data = b"" if body is None else json.dumps(body).encode()
+        head = f"{method} {target} HTTP/1.1\r\nHost: daemon\r\nContent-Length: {len(data)}\r\n\r\n"
+        writer.write(head.encode() + data)
+        await writer.drain()
+        lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        status = int(lines[0].split(" ", 2)[1])
+        headers = dict(line.lower().split(": ", 1) for line in lines[1:] if ": " in line)
+        answer = json.loads(await _body(reader, headers) or b"{}")
+        if headers.get("connection") == "close":
+            self.close()
+        if not isinstance(answer, dict):
+            raise ValueError(f"an answer is an object, not {type(answer).__name__}")
+        return status, answer
+
+    def close(self) -> None:
+        """Close the connection; the next request opens another."""
+        streams, self._streams = self._streams, None
+        if streams is not None:
+            streams[1].close()
+
+
+async def forget_file(root: Path, file: str) -> None:
+    """Have the daemon of a disk let go of a file that is about to be removed, if it has it."""
+    socket = socket_path(root)
+    if not os.path.exists(socket):
+        return
+    control = ControlSocket(socket)
+    order = {"path": str(root / file), "timeout": 1}
+    with contextlib.suppress(OSError, EOFError, ValueError, TimeoutError):
+        await control.ask("POST", "/unregister", order, timeout_s=FORGET_TIMEOUT_S)
+    control.close()
+
+
+async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+    if headers.get("transfer-encoding") != "chunked":
+        size = int(headers.get("content-length", "0"))
+        if size > ANSWER_BYTES_MAX:
+            raise ValueError(f"an answer of {size} bytes")
+        return await reader.readexactly(size)
+    chunks: list[bytes] = []
+    while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
+        if size > ANSWER_BYTES_MAX:
+            raise ValueError(f"an answer of {size} bytes")
+        chunks.append((await reader.readexactly(size + 2))[:-2])
+    await reader.readexactly(2)
+    return b"".join(chunks)
+
+
+class Replica:
+    """The replica of one open file, from `start` to `finish`."""
+
+    def __init__(self, storage: Storage, spec: ReplicaSpec) -> None:
+        self._storage, self._spec = storage, spec
+        self._socket = ControlSocket(spec.socket)
+        self._position = 0
+        # When the oldest commit was made that the replica lacks, and the oldest that came after
+        # the sync under way began.
+        self._behind_since: float | None = None
+        self._behind_next: float | None = None
+        self._syncing = asyncio.Lock()
+        self._following: asyncio.Task[None] | None = None
+        self._ended = False
+
+    @property
+    def url(self) -> str:
+        """Where it lies."""
+        return self._spec.url
+
+    @property
+    def position(self) -> int:
+        """The transaction that the replica has for sure; 0 while that is not known."""
+        return self._position
+
+    @property
+    def lag_s(self) -> float:
+        """For how long the replica has lacked something that is committed; 0 when it lacks none."""
+        since = self._behind_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def start(self) -> None:
+        """Have the file copied from now on, and its writes wait as its durability demands."""
+        spec = self._spec
+        self._storage.on_commit(self._committed)
+        if spec.durability is Durability.REPLICATED:
+            self._storage.replicate(Confirmation(self.sync, spec.timeout_s))
+            self._behind_since = time.monotonic()
+        else:
+            self._storage.replicate(None)
+            self._committed()
+
+    async def sync(self) -> None:
+        """Bring the replica up to what is committed now.
+
+        Raises: ReplicaUnavailableError when the daemon or the replica does not do it in time.
+        """
+        seconds = math.ceil(self._spec.timeout_s)
+        order = {"path": self._storage.path, "wait": True, "timeout": seconds}
+        async with self._syncing:
+            self._behind_next = None
+            try:
+                answer = await self._order("/sync", order)
+            except ReplicaUnavailableError as error:
+                if not _STATE_LOST.search(error.reason):
+                    raise
+                await self._start_over()
+                answer = await self._order("/sync", order)
+            if answer.get("replicated_txid", 0) < answer.get("txid", 0):
+                raise ReplicaUnavailableError("the replica is behind after a sync", 0.0)
+            self._position = answer.get("replicated_txid", 0)
+            self._behind_since = self._behind_next
+
+    async def finish(self) -> bool:
+        """Bring the replica up to date and let go of the file; says whether that was done.
+
+        A file that could not be brought up to date stays with the daemon, which goes on trying.
+        """
+        self._ended = True
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+        try:
+            async with asyncio.timeout(self._spec.timeout_s):
+                await self.sync()
+                await self._order("/unregister", {"path": self._storage.path})
+        except (ReplicaUnavailableError, TimeoutError):
+            return False
+        finally:
+            self._socket.close()
+        return True
+
+    def abandon(self) -> None:
+        """Let go of the connection; the daemon keeps what it knows."""
+        self._ended = True
+        if self._following is not None:
+            self._following.cancel()
+        self._socket.close()
+
+    # ------------------------------------------------------------------------------ within
+
+    def _committed(self) -> None:
+        now = time.monotonic()
+        if self._behind_since is None:
+            self._behind_since = now
+        if self._behind_next is None:
+            self._behind_next = now
+        if self._spec.durability is Durability.ASYNC and not self._ended:
+            with contextlib.suppress(RuntimeError):  # no loop: the next commit in one sees to it
+                self._follow(asyncio.get_running_loop())
+
+    def _follow(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._following is None or self._following.done():
+            self._following = loop.create_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        pause_s = ASYNC_DELAY_S
+        while self._behind_since is not None:
+            await asyncio.sleep(pause_s)
+            try:
+                await self.sync()
+            except ReplicaUnavailableError:  # told by `lag_s`, tried until it succeeds
+                pause_s = RETRY_S
+            else:
+                pause_s = ASYNC_DELAY_S
+
+    async def _order(self, target: str, body: dict[str, Any]) -> dict[str, Any]:
+        status, answer = await self._ask(target, body)
+        if status in NOT_FOUND and target == "/sync":
+            status, answer = await self._register()
+            if status == 200:
+                status, answer = await self._ask(target, body)
+        if status != 200:
+            raise ReplicaUnavailableError(str(answer.get("error", f"status {status}")), 0.0)
+        return answer
+
+    async def _start_over(self) -> None:
+        """Have the daemon forget what it kept of the file: it copies it whole into the line."""
+        with contextlib.suppress(ReplicaUnavailableError):
+            await self._order("/unregister", {"path": self._storage.path, "timeout": 1})
+        shutil.rmtree(engine_folder(self._storage.path), ignore_errors=True)
+
+    async def _register(self) -> tuple[int, dict[str, Any]]:
+        known = {"path": self._storage.path, "replica_url": self._spec.url}
+        return await self._ask("/register", known)
+
+    async def _ask(self, target: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        limit = math.ceil(self._spec.timeout_s) + GRACE_S
+        try:
+            return await self._socket.ask("POST", target, body, timeout_s=limit)
+        except TimeoutError:
+            raise ReplicaUnavailableError("the replication daemon is silent", limit) from None
+        except (OSError, EOFError, ValueError) as error:
+            reason = f"no replication daemon answers on this node: {error}"
+            raise ReplicaUnavailableError(reason, 0.0) from None

@@ -1,0 +1,252 @@
+"""A conversation and its replica, with the real engine: what is acknowledged comes back."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from router.replication.daemon import Daemon
+from router.replication.restore import (
+    NothingToRestoreError,
+    check_restored,
+    restore,
+    restore_points,
+)
+from sessions_actor import open_object
+from sessions_actor.conversation import Conversation
+from sessions_actor.errors import ReplicaUnavailableError, StorageCorruptError, StorageError
+from sessions_actor.open_object import Activation
+from sessions_actor.replica import Durability, ReplicaSpec, socket_path
+from tests.cluster.conftest import message, until
+
+from .conftest import TERMS, running
+from .test_daemon import engines_of
+
+
+class Place:
+    """A conversation's file on a disk and its replica elsewhere."""
+
+    def __init__(self, folder: Path) -> None:
+        self.disk = folder / "disk"
+        self.file = self.disk / "conversations" / "alice.1.sqlite"
+        self.replica = folder / "far" / "alice" / "1"
+        self.url = f"file://{self.replica}"
+        self.folder = folder
+        self._restores = 0
+
+    def activation(
+        self, epoch: int, durability: Durability = Durability.REPLICATED, timeout_s: float = 20.0
+    ) -> Activation[Conversation]:
+        spec = ReplicaSpec(self.url, durability, timeout_s, socket_path(self.disk))
+        return Activation(Conversation, name="alice", path=self.file, epoch=epoch, replica=spec)
+
+    async def texts(self, at: datetime | None = None) -> list[str]:
+        """Restore elsewhere and read all messages."""
+        self._restores += 1
+        target = self.folder / "restored" / f"{self._restores}.sqlite"
+        found = await restore(self.url, target, at=at)
+        check_restored(found, "alice", 99)
+        async with open_object(Conversation, name="alice", path=target) as alice:
+            return [m["id"] async for m in alice.session.history()]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+async def append(activation: Activation[Conversation], *ids: str) -> None:
+    for one in ids:
+        await activation.host.session.append_message(message(one))
+
+
+async def test_what_was_acknowledged_comes_back_without_the_disk(
+    daemon: Daemon, place: Place
+) -> None:
+    alice = place.activation(1)
+    await alice.start()
+    ids = [f"m{number}" for number in range(20)]
+    await append(alice, *ids)
+    # Nothing was told to end: the disk is gone in the middle of everything.
+    assert await place.texts() == ids
+    await alice.close()
+
+
+async def test_many_at_once_share_syncs(daemon: Daemon, place: Place) -> None:
+    alice = place.activation(1)
+    host = await alice.start()
+    await asyncio.gather(
+        *(host.sessions.session(str(n)).append_message(message(f"m{n}")) for n in range(200))
+    )
+    assert alice.replica is not None
+    assert alice.replica.position < 20
+    assert alice.replica.lag_s == 0
+    await alice.close()
+
+
+async def test_a_later_activation_goes_on_in_the_same_line(daemon: Daemon, place: Place) -> None:
+    sizes = []
+    for epoch in (1, 2, 3):
+        alice = place.activation(epoch)
+        await alice.start()
+        for number in range(20):
+            await alice.host.session.append_message(
+                message(f"{epoch}-{number}", os.urandom(1500).hex())
+            )
+        await alice.close()
+        files = sorted((place.replica / "ltx" / "0").iterdir())
+        sizes.append(sum(f.stat().st_size for f in files))
+    assert len(await place.texts()) == 60
+    # The whole database is copied once, at the start of the line.
+    assert sizes[2] - sizes[1] < 1.5 * (sizes[1] - sizes[0])
+    assert (await place.texts())[-1] == "3-19"
+
+
+async def test_writes_go_on_when_the_daemon_is_killed(daemon: Daemon, place: Place) -> None:
+    alice = place.activation(1)
+    await alice.start()
+    for round_number in range(3):
+        await append(alice, f"a{round_number}")
+        os.kill(engines_of(place.disk)[0], signal.SIGKILL)
+        await append(alice, f"b{round_number}")
+    assert await place.texts() == ["a0", "b0", "a1", "b1", "a2", "b2"]
+    await alice.close()
+
+
+async def test_an_owner_that_died_leaves_a_line_that_goes_on(daemon: Daemon, place: Place) -> None:
+    alice = place.activation(1)
+    await alice.start()
+    await append(alice, "a")
+    # Dead: nothing is finished, the engine still has the file.
+    alice.storage.close()
+    successor = place.activation(2)
+    await successor.start()
+    await append(successor, "b")
+    assert await place.texts() == ["a", "b"]
+    await successor.close()
+
+
+async def test_no_daemon_means_no_acknowledgement(place: Place) -> None:
+    alice = place.activation(1, timeout_s=0.3)
+    with pytest.raises(ReplicaUnavailableError, match="no replication daemon"):
+        await alice.start()
+    assert await asyncio.to_thread(place.file.exists)
+
+
+async def test_a_replica_out_of_reach_fails_writes_and_recovers_without_a_gap(
+    daemon: Daemon, place: Place
+) -> None:
+    alice = place.activation(1, timeout_s=1.0)
+    await alice.start()
+    await append(alice, "a")
+    away = place.replica.with_name("away")
+    place.replica.rename(away)
+    place.replica.write_text("in the way")
+    with pytest.raises(ReplicaUnavailableError) as caught:
+        await append(alice, "b")
+    assert caught.value.retryable
+    place.replica.unlink()
+    away.rename(place.replica)
+
+    async def again() -> bool:
+        with contextlib.suppress(ReplicaUnavailableError):
+            await append(alice, "b")
+            return True
+        return False
+
+    await until(again, "the repeated write is confirmed")
+    await append(alice, "c")
+    assert await place.texts() == ["a", "b", "c"]
+    await alice.close()
+
+
+async def test_async_acknowledges_at_once_and_follows_within_a_second(
+    daemon: Daemon, place: Place
+) -> None:
+    alice = place.activation(1, Durability.ASYNC)
+    await alice.start()
+    await append(alice, *(f"m{n}" for n in range(10)))
+    replica = alice.replica
+    assert replica is not None
+    await until(lambda: replica.lag_s == 0, "the replica caught up")
+    assert len(await place.texts()) == 10
+    await append(alice, "last")
+    await alice.close()
+    assert (await place.texts())[-1] == "last"
+
+
+async def test_async_tells_its_lag_and_catches_up_without_a_gap(
+    tmp_path: Path, place: Place
+) -> None:
+    alice = place.activation(1, Durability.ASYNC, timeout_s=1.0)
+    await alice.start()
+    await append(alice, "a", "b")
+    replica = alice.replica
+    assert replica is not None
+    await until(lambda: replica.lag_s > 0.5, "the lag grows while there is no daemon")
+    async with running(Daemon(place.disk, TERMS)):
+        await until(lambda: replica.lag_s == 0, "caught up")
+        await append(alice, "c")
+        await alice.close()
+    assert await place.texts() == ["a", "b", "c"]
+
+
+async def test_a_moment_brings_back_what_was_acknowledged_by_then(
+    daemon: Daemon, place: Place
+) -> None:
+    alice = place.activation(1)
+    await alice.start()
+    moments: list[datetime] = []
+    ids = [f"m{n}" for n in range(8)]
+    for one in ids:
+        await append(alice, one)
+        moments.append(datetime.now(UTC))
+        await asyncio.sleep(0.02)
+    for number in (0, 3, 7):
+        assert await place.texts(moments[number]) == ids[: number + 1]
+    assert await place.texts(datetime(2999, 1, 1, tzinfo=UTC)) == ids
+    with pytest.raises(NothingToRestoreError):
+        await place.texts(datetime(2001, 1, 1, tzinfo=UTC))
+    points = await restore_points(place.url)
+    assert points == sorted(points)
+    assert points
+    await alice.close()
+
+
+async def test_a_restore_replaces_nothing_and_leaves_nothing_half(
+    daemon: Daemon, place: Place, tmp_path: Path
+) -> None:
+    with pytest.raises(NothingToRestoreError):
+        await restore(place.url, tmp_path / "out" / "x.sqlite")
+    assert list((tmp_path / "out").iterdir()) == []
+    alice = place.activation(1)
+    await alice.start()
+    await append(alice, "a")
+    await alice.close()
+    found = await restore(place.url, tmp_path / "out" / "x.sqlite", thorough=True)
+    assert (found.name, found.epoch) == ("alice", 1)
+    assert found.position > 0
+    assert os.stat(found.path).st_mode & 0o777 == 0o600
+    with pytest.raises(StorageError, match="there already"):
+        await restore(place.url, tmp_path / "out" / "x.sqlite")
+    with pytest.raises(StorageCorruptError, match="'bob'"):
+        check_restored(found, "bob", 1)
+    with pytest.raises(StorageCorruptError, match="epoch"):
+        check_restored(found, "alice", 0)
+
+
+async def test_a_gap_in_a_replica_is_found(daemon: Daemon, place: Place, tmp_path: Path) -> None:
+    alice = place.activation(1)
+    await alice.start()
+    await append(alice, *(f"m{n}" for n in range(10)))
+    await alice.close()
+    files = sorted((place.replica / "ltx" / "0").iterdir())
+    files[len(files) // 2].unlink()
+    with pytest.raises(StorageError):
+        await restore(place.url, tmp_path / "gap.sqlite")
+    shutil.rmtree(place.replica)
