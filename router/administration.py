@@ -1,6 +1,7 @@
 """What people ask of a deployment: look, list, set quotas, hibernate, delete."""
 
 import asyncio
+from dataclasses import replace
 from typing import Final
 
 from sessions_actor.actor import Description
@@ -19,6 +20,8 @@ from .settings import QUOTA_BYTES_MIN
 # How long calls that take long may go on before a conversation that must hibernate cuts them short.
 PATIENCE_S: Final = 5.0
 DISCARD_TIMEOUT_S: Final = 30.0
+# Owners asked about themselves at once.
+ACTIVE_MAX: Final = 2000
 
 
 class Administration:
@@ -62,6 +65,26 @@ class Administration:
         names = self._router.directory.page(prefix, after, limit)
         await self._router.directory.durable()
         return names
+
+    async def active(self, limit: int) -> list[ConversationInfo]:
+        """Return what is known of active conversations, the ones used last first.
+
+        An owner that does not answer within a lease is told of without its place, and comes
+        first. Cost: a call to each owner, at most `ACTIVE_MAX`.
+        """
+        router = self._router
+        servings = sorted(router.servings(), key=lambda one: one.used_at)[-ACTIVE_MAX:]
+        described = await asyncio.gather(*map(self._describe, servings))
+        found = []
+        for serving, about in zip(servings, described, strict=True):
+            entry = router.directory.get(serving.name)
+            if entry is not None and about is not None:
+                found.append(_info(router, entry, about.file_bytes, serving, about))
+            elif entry is not None:
+                found.append(replace(_info(router, entry, self._size(entry)), state="active"))
+        found.sort(key=lambda info: info.last_active_at, reverse=True)
+        found.sort(key=lambda info: info.pid is not None)
+        return found[:limit]
 
     async def nodes(self) -> list[NodeInfo]:
         """List the live nodes."""

@@ -21,6 +21,7 @@ from typing import Any, Final, Literal
 from sessions_actor.limits import MIB
 
 from .models import ConversationInfo, NodeInfo
+from .render import count
 
 Level = Literal["ok", "warning", "fault"]
 
@@ -343,14 +344,14 @@ def _judge_actors(deployment: Deployment) -> list[Finding]:
     silent = [info for info in deployment.active if info.state == "active" and info.pid is None]
     stray = [info for info in lost if info.node_id not in alive]
     found = []
-    for infos, text in ((silent, "do not answer"), (stray, "are on a node that is not alive")):
+    for infos, text in ((silent, "silent"), (stray, "on a node that is not alive")):
         if infos:
             names = ", ".join(sorted(info.name for info in infos)[:5])
             advice = "their next call takes them over; if it does not, see the router's log"
-            number = f"{len(infos):,} active conversations {text}: {names}"
-            found.append(Finding("fault", "directory and actors", "", number, advice))
-    number = len(deployment.active)
-    return _or_ok(found, "directory and actors", f"{number:,} active conversations answered")
+            told = f"{count(len(infos), 'active conversation')} {text}: {names}"
+            found.append(Finding("fault", "directory and actors", "", told, advice))
+    answered = count(len(deployment.active), "active conversation")
+    return _or_ok(found, "directory and actors", f"{answered} answered")
 
 
 def _judge_capacity(deployment: Deployment) -> list[Finding]:

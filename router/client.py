@@ -42,6 +42,7 @@ GIVE_UP_TIMEOUT_S: Final = 10.0
 # `list` is a method's name here.
 Lines = list[str]
 Nodes = list[NodeInfo]
+Infos = list[ConversationInfo]
 
 
 class NameList(AsyncIterator[str]):
@@ -179,6 +180,14 @@ class Client:
         Raises: ConversationNotFoundError.
         """
         found: ConversationInfo = await self._ask("info", name)
+        return found
+
+    async def active(self, limit: int = 100) -> Infos:
+        """List active conversations, the ones used last first; an owner that is silent comes first.
+
+        Cost: a call to each active conversation, at most 2,000.
+        """
+        found: Infos = await self._ask("active", limit)
         return found
 
     async def delete(self, name: str) -> bool:

@@ -186,6 +186,10 @@ class RouterActor:
         """See `Administration.info`."""
         return await (await self._started()).administration.info(name)
 
+    async def active(self, limit: int) -> list[ConversationInfo]:
+        """See `Administration.active`."""
+        return await (await self._started()).administration.active(limit)
+
     async def delete(self, name: str) -> bool:
         """See `Administration.delete`."""
         return await (await self._started()).administration.delete(name)

@@ -17,7 +17,7 @@ from sessions_actor.handle import ConversationHandle, SessionHandle
 from sessions_actor.reader import ChangeStream
 from sessions_actor.records import ChangeEvent
 
-from .client import Client, Lines, Nodes
+from .client import Client, Infos, Lines, Nodes
 from .models import (
     ConversationInfo,
     DrainProgress,
@@ -257,6 +257,10 @@ class SyncClient:
     def info(self, name: str) -> ConversationInfo:
         """See `Client.info`."""
         return shared_loop().run(self._client.info(name))
+
+    def active(self, limit: int = 100) -> Infos:
+        """See `Client.active`."""
+        return shared_loop().run(self._client.active(limit))
 
     def delete(self, name: str) -> bool:
         """See `Client.delete`."""

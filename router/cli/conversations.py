@@ -25,14 +25,42 @@ SessionId = Annotated[
 ]
 
 
+_EXAMPLES = {
+    "ls": (
+        "sessions-actor ls",
+        "sessions-actor ls user- --limit 50",
+        "sessions-actor ls --json",
+    ),
+    "show": (
+        "sessions-actor show alice",
+        "sessions-actor show alice --session drafts --full",
+        "sessions-actor show alice --json",
+    ),
+    "append": (
+        'sessions-actor append alice "Where were we?"',
+        'sessions-actor append alice "In Oslo." --role assistant --parent q1',
+        "cat note.txt | sessions-actor append alice -",
+    ),
+    "search": (
+        'sessions-actor search alice "durable object"',
+        "sessions-actor search alice invoice --limit 5 --json",
+    ),
+    "hibernate": ("sessions-actor hibernate alice",),
+    "delete": (
+        "sessions-actor delete alice",
+        "sessions-actor delete alice --yes",
+    ),
+}
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    command(app, "ls")(ls)
-    command(app, "show")(show)
-    command(app, "append")(append)
-    command(app, "search")(search)
-    command(app, "hibernate")(hibernate)
-    command(app, "delete")(delete)
+    command(app, "ls", examples=_EXAMPLES["ls"])(ls)
+    command(app, "show", examples=_EXAMPLES["show"])(show)
+    command(app, "append", examples=_EXAMPLES["append"])(append)
+    command(app, "search", examples=_EXAMPLES["search"])(search)
+    command(app, "hibernate", examples=_EXAMPLES["hibernate"])(hibernate)
+    command(app, "delete", examples=_EXAMPLES["delete"])(delete)
 
 
 async def ls(

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +45,7 @@ _SHARED: dict[str, Any] = {
             envvar="SESSIONS_ACTOR_ADDRESS",
             metavar="HOST:PORT",
             help="Ray cluster to join; `auto` finds a running one, `local` starts a private one."
-            " Without it: a running one, else a private one for this command.",
+            " Without it: RAY_ADDRESS, a running one, else a private one for this command.",
             rich_help_panel=_PANEL,
         ),
     ],
@@ -143,12 +143,16 @@ Command = Callable[..., Awaitable[int | None]]
 
 
 def command(
-    app: typer.Typer, name: str | None = None, **options: Any
+    app: typer.Typer, name: str | None = None, *, examples: Sequence[str] = (), **options: Any
 ) -> Callable[[Command], Command]:
     """Register an async function as a command, with the options that every command has.
 
-    Its first parameter is the `Deployment`; it returns its exit code, None for 0.
+    Its first parameter is the `Deployment`; it returns its exit code, None for 0. `examples` end
+    its help.
     """
+    if examples:
+        # Lines of an epilog stay apart only as paragraphs.
+        options["epilog"] = "\n\n".join(["Examples:", *(f"  $ {one}" for one in examples)])
 
     def register(function: Command) -> Command:
         signature = inspect.signature(function, eval_str=True)

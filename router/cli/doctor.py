@@ -21,9 +21,17 @@ ACTIVE_LOOKED_AT = 1000
 _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "fault": ("✗", "bold red")}
 
 
+_EXAMPLES = {
+    "doctor": (
+        "sessions-actor doctor",
+        "sessions-actor doctor --json",
+    ),
+}
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    command(app, "doctor")(doctor)
+    command(app, "doctor", examples=_EXAMPLES["doctor"])(doctor)
 
 
 async def doctor(deployment: Deployment) -> int:
@@ -41,7 +49,9 @@ async def doctor(deployment: Deployment) -> int:
     for finding in found:
         mark, style = _MARKS[finding.level]
         where = f" {finding.where}:" if finding.where else ""
-        out.show(Text.assemble((f"{mark} {finding.check}", style), clean(f"{where} {finding.text}")))
+        out.show(
+            Text.assemble((f"{mark} {finding.check}", style), clean(f"{where} {finding.text}"))
+        )
         if finding.advice:
             out.show(Text(f"  {clean(finding.advice)}", style="dim"))
     levels = [finding.level for finding in found]
@@ -54,9 +64,7 @@ async def _gather(client: "Client", namespace: str) -> checkup.Deployment:
     """Ask every node of the cluster, and the router for what is active."""
     settings = client.settings
     known, active = await asyncio.gather(client.nodes(), client.active(ACTIVE_LOOKED_AT))
-    asked = [
-        _ask(node.node_id, str(settings.storage_root), namespace) for node in known
-    ]
+    asked = [_ask(node.node_id, str(settings.storage_root), namespace) for node in known]
     answers = await asyncio.gather(*asked, return_exceptions=True)
     nodes, silent = [], {}
     for node, answer in zip(known, answers, strict=True):

@@ -32,10 +32,24 @@ if TYPE_CHECKING:
 PROBLEMS_SHOWN = 20
 
 
+_EXAMPLES = {
+    "import": (
+        "sessions-actor import conversations.zip",
+        "sessions-actor import --format openai --name alice chat.jsonl",
+        "zcat all.jsonl.gz | sessions-actor import -",
+    ),
+    "export": (
+        "sessions-actor export --output all.jsonl",
+        "sessions-actor export alice --format ai-sdk",
+        "sessions-actor export --prefix user- --format oasst --output users.jsonl",
+    ),
+}
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    command(app, "import")(import_files)
-    command(app, "export")(export)
+    command(app, "import", examples=_EXAMPLES["import"])(import_files)
+    command(app, "export", examples=_EXAMPLES["export"])(export)
 
 
 async def import_files(

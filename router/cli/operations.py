@@ -30,12 +30,30 @@ All = Annotated[bool, typer.Option("--all", help="Every conversation.")]
 Prefix = Annotated[str, typer.Option("--prefix", help="Every one whose name begins so.")]
 
 
+_EXAMPLES = {
+    "status": (
+        "sessions-actor status",
+        "sessions-actor --address 10.0.0.1:6379 status --json",
+    ),
+    "migrate": (
+        "sessions-actor migrate alice",
+        "sessions-actor migrate alice bob --to 3f2a",
+        "sessions-actor migrate --prefix user- --json",
+    ),
+    "drain": ("sessions-actor drain 3f2a",),
+    "verify": (
+        "sessions-actor verify",
+        "sessions-actor verify alice bob --json",
+    ),
+}
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    command(app, "status")(status)
-    command(app, "migrate")(migrate)
-    command(app, "drain")(drain)
-    command(app, "verify")(verify)
+    command(app, "status", examples=_EXAMPLES["status"])(status)
+    command(app, "migrate", examples=_EXAMPLES["migrate"])(migrate)
+    command(app, "drain", examples=_EXAMPLES["drain"])(drain)
+    command(app, "verify", examples=_EXAMPLES["verify"])(verify)
 
 
 async def status(deployment: Deployment) -> None:

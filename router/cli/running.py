@@ -14,11 +14,20 @@ from rich.text import Text
 from ..render import clean, facts
 from .deployment import FAILED, Deployment, command
 
+_EXAMPLES = {
+    "demo": ("sessions-actor demo",),
+    "up": (
+        "sessions-actor up",
+        "sessions-actor up --storage-root /var/lib/sessions-actor",
+        "sessions-actor up --join 10.0.0.1:6379",
+    ),
+}
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    command(app, "demo")(demo)
-    command(app, "up")(up)
+    command(app, "demo", examples=_EXAMPLES["demo"])(demo)
+    command(app, "up", examples=_EXAMPLES["up"])(up)
 
 
 async def demo(deployment: Deployment) -> None:

@@ -21,9 +21,18 @@ if TYPE_CHECKING:
     from ..models import ConversationInfo, NodeInfo
 
 
+_EXAMPLES = {
+    "top": (
+        "sessions-actor top",
+        "sessions-actor top --once",
+        "sessions-actor top --json --limit 100",
+    ),
+}
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    command(app, "top")(top)
+    command(app, "top", examples=_EXAMPLES["top"])(top)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +48,9 @@ class Sight:
 
 async def top(
     deployment: Deployment,
-    once: Annotated[bool, typer.Option("--once", help="Look once and end; --json implies it.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Look once and end; --json implies it.")
+    ] = False,
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, help="At most so many conversations.")
     ] = 20,
@@ -102,11 +113,15 @@ def screen(sight: Sight, sizes_before: Mapping[str, int], elapsed_s: float) -> G
             ("nodes", len(sight.nodes)),
         ]
     )
-    return Group(head, Text(), _nodes(sight), Text(), _conversations(sight, sizes_before, elapsed_s))
+    return Group(
+        head, Text(), _nodes(sight), Text(), _conversations(sight, sizes_before, elapsed_s)
+    )
 
 
 def _nodes(sight: Sight) -> Table:
-    shown = table("NODE", "ADDRESS", "STATE", "ACTIVE", "WARM", "AT MOST", right=("ACTIVE", "WARM", "AT MOST"))
+    shown = table(
+        "NODE", "ADDRESS", "STATE", "ACTIVE", "WARM", "AT MOST", right=("ACTIVE", "WARM", "AT MOST")
+    )
     for node in sight.nodes:
         state = Text(node.state, style="green" if node.state == "alive" else "yellow")
         numbers = (f"{node.active:,}", f"{node.idle:,}", f"{node.max_active:,}")
@@ -114,11 +129,15 @@ def _nodes(sight: Sight) -> Table:
     return shown
 
 
-def _conversations(
-    sight: Sight, sizes_before: Mapping[str, int], elapsed_s: float
-) -> Table:
+def _conversations(sight: Sight, sizes_before: Mapping[str, int], elapsed_s: float) -> Table:
     shown = table(
-        "CONVERSATION", "STATE", "NODE", "SIZE", "QUOTA", "GROWTH", "IDLE",
+        "CONVERSATION",
+        "STATE",
+        "NODE",
+        "SIZE",
+        "QUOTA",
+        "GROWTH",
+        "IDLE",
         right=("SIZE", "QUOTA", "GROWTH", "IDLE"),
     )
     for info in sight.active:

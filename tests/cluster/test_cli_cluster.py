@@ -265,3 +265,31 @@ def test_up_serves_other_programs_until_it_is_told_to_stop(tmp_path: Path) -> No
         out, err = serving.communicate(timeout=PROGRAM_S)
     assert serving.returncode == 0, err
     assert not (folder / "deployment.json").exists()
+
+
+def test_top_and_doctor_look_at_what_runs(here: Deployment) -> None:
+    assert here.run("append", "alice", "Hello").exit_code == 0
+    seen = here.json("top", "--once")
+    (alice,) = seen["active"]
+    assert (alice["name"], alice["state"]) == ("alice", "active")
+    assert alice["file_bytes"] > 0
+    assert sum(node["active"] for node in seen["nodes"]) == 1
+    found = {one["check"]: one for one in here.json("doctor")["findings"]}
+    assert found["leases"]["level"] == found["directory and actors"]["level"] == "ok"
+    assert "1 active conversation answered" in found["directory and actors"]["text"]
+    assert found["file modes"]["level"] == "ok"
+    assert found["versions"]["level"] == "ok"
+    assert "writable" in found["storage"]["text"]
+
+
+def test_doctor_names_an_owner_that_does_not_answer(here: Deployment) -> None:
+    assert here.run("append", "alice", "Hello").exit_code == 0
+    pid = here.json("top", "--once")["active"][0]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        done = here.run("doctor", "--json")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    found = {one["check"]: one for one in json.loads(done.stdout)["findings"]}
+    assert done.exit_code == 5
+    assert "alice" in found["directory and actors"]["text"]

@@ -41,7 +41,8 @@ def blocks_of(page: Path) -> list[Block]:
         fence = _FENCE.match(line)
         if fence is None:
             marked = _NOT_RUN.match(line)
-            reason = marked[1] if marked else (reason if not line.strip() else "")
+            is_between = not line.strip() or line.lstrip().startswith("<!--")
+            reason = marked[1] if marked else (reason if is_between else "")
             at += 1
             continue
         end = at + 1

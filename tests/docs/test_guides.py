@@ -66,7 +66,7 @@ def runs(page: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    "page", filter(runs, PAGES), ids=lambda page: str(page.relative_to(ROOT).with_suffix(""))
+    "page", [*filter(runs, PAGES)], ids=lambda page: str(page.relative_to(ROOT).with_suffix(""))
 )
 def test_a_page_runs(
     page: Path, environment: dict[str, str], modules: Path, tmp_path: Path

@@ -108,6 +108,11 @@ class Client(MemoryClient):
         """Describe the one node."""
         return [NodeInfo("n1", "127.0.0.1", "alive", "d1", 1, 1, 100)]
 
+    async def active(self, limit: int = 100) -> list[ConversationInfo]:
+        """Describe those that do not sleep."""
+        names = [name for name in self.conversations if name not in self.hibernated]
+        return [await self.info(name) for name in sorted(names)[:limit]]
+
     async def migrate(
         self,
         name: str,
@@ -365,7 +370,7 @@ def test_every_command_has_a_help_and_the_common_options() -> None:
     names = [command.name for command in app.registered_commands]
     assert names == [
         "demo", "up", "ls", "show", "append", "search", "hibernate", "delete", "import", "export",
-        "status", "migrate", "drain", "verify",
+        "status", "migrate", "drain", "verify", "top", "doctor",
     ]  # fmt: skip
     for name in names:
         shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(name), "--help"]).stdout
