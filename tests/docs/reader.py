@@ -1,7 +1,8 @@
 """Someone who reads a page and runs its blocks, one after the other: `python -m tests.docs.reader`.
 
 Python blocks of a page share their names; one that awaits outside of a function finds a connected
-client under `conversations`. A block with a title is a file beside them, which workers import.
+client under `conversations`. A block with a title is a file too: of Python, one that workers import
+from `modules`; of anything else, one in the current folder.
 Blocks of shell commands run in a shell whose deployment is the page's. What a page says is printed
 (`text title="output"`) has to be what the block before it prints, `...` standing for anything.
 """
@@ -41,6 +42,8 @@ class Reader:
                     printed, number = self.run(block, runner), number + 1
                 elif block.title == "output":
                     check(block, printed)
+                elif block.title:
+                    Path(block.title).write_text(block.text)
         return number
 
     def run(self, block: Block, runner: asyncio.Runner) -> str:
