@@ -102,24 +102,29 @@ class Counter(_Family):
     def inc(self, *labels: str, by: float = 1) -> None:
         """Count one more, or `by` more."""
         if self.recording:
-            values = self._values
-            if labels not in values:
-                labels = self._admit(labels, len(values))
-            values[labels] = values.get(labels, 0.0) + by
+            self.cell(*labels)[0] += by
+
+    def cell(self, *labels: str) -> list[float]:
+        """Return the count itself, in a list of one, to be raised where a look-up would be felt."""
+        cell = self._cells.get(labels)
+        if cell is None:
+            labels = self._admit(labels, len(self._cells))
+            cell = self._cells.setdefault(labels, [0.0])
+        return cell
 
     def value(self, *labels: str) -> float:
         """Return the count so far."""
-        return self._values.get(labels, 0.0)
+        return self._cells.get(labels, (0.0,))[0]
 
     def drain(self) -> Iterator[Sample]:
-        for labels, value in self._values.items():
+        for labels, (value,) in self._cells.items():
             rise = value - self._sent.get(labels, 0.0)
             if rise > 0 or labels not in self._sent:
                 self._sent[labels] = value
                 yield Sample(self.name, self.kind, self._labelled(labels), rise)
 
     def reset(self) -> None:
-        self._values: dict[Labels, float] = dict.fromkeys(self._known, 0.0)
+        self._cells: dict[Labels, list[float]] = {labels: [0.0] for labels in self._known}
         self._sent: dict[Labels, float] = {}
 
 
@@ -186,13 +191,17 @@ class Histogram(_Family):
     def observe(self, value: float, *labels: str) -> None:
         """Count one observation."""
         if self.recording:
-            series = self._series.get(labels) or self._open(labels)
+            series = self.series(*labels)
             series[bisect_left(self.bounds, value)] += 1
             series[-1] += value
 
-    def _open(self, labels: Labels) -> list[float]:
-        labels = self._admit(labels, len(self._series))
-        return self._series.setdefault(labels, [0.0] * (len(self.bounds) + 2))
+    def series(self, *labels: str) -> list[float]:
+        """Return the counts of the buckets and then the sum, to be raised as `observe` does."""
+        series = self._series.get(labels)
+        if series is None:
+            labels = self._admit(labels, len(self._series))
+            series = self._series.setdefault(labels, [0.0] * (len(self.bounds) + 2))
+        return series
 
     def count(self, *labels: str) -> float:
         """Return how many observations there were."""
@@ -259,7 +268,7 @@ class Registry:
         return [sample for family in families for sample in family.drain()]
 
     def reset(self) -> None:
-        """Forget everything that was recorded; for tests."""
+        """Forget everything that was recorded; for tests. Cells taken before count no more."""
         for family in self.families.values():
             family.reset()
         self._before.clear()

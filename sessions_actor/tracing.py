@@ -67,7 +67,7 @@ def client_span(conversation: str, session_id: str, method: str) -> ClientSpan |
         return None
     api = sys.modules[_API]
     span = tracer.start_span(
-        f"conversation {method}",
+        _name(method),
         kind=api.SpanKind.CLIENT,
         attributes=_attributes(conversation, session_id, method),
     )
@@ -94,7 +94,7 @@ def actor_span(parent: str, conversation: str, session_id: str, method: str) -> 
     active = True
     context = TraceContextTextMapPropagator().extract({"traceparent": parent})
     with tracer.start_as_current_span(
-        f"conversation {method}",
+        _name(method),
         context=context,
         kind=api.SpanKind.SERVER,
         attributes=_attributes(conversation, session_id, method),
@@ -133,6 +133,11 @@ def _fail(span: Any, error: BaseException) -> None:
     kind = type(error)
     span.set_attribute("error.type", f"{kind.__module__}.{kind.__qualname__}")
     span.set_status(api.Status(api.StatusCode.ERROR))
+
+
+def _name(method: str) -> str:
+    # Methods that only handles call are written with a mark.
+    return f"conversation {method.lstrip('#')}"
 
 
 def _attributes(conversation: str, session_id: str, method: str) -> dict[str, str]:
