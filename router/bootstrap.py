@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import ray
+import ray.exceptions
 
 from .service import DEPLOYMENT_FILE, ROUTER_NAME
 from .settings import Settings
@@ -35,7 +36,7 @@ def join_or_start(address: str | None, namespace: str, settings: Settings) -> bo
     """Bring this process into a cluster; says whether that one was started here.
 
     Args: `address` is what `ray.init` takes; "local" starts a private cluster in any case.
-    Raises: ConnectionError when a given address does not answer.
+    Raises: ConnectionError when a given address does not answer, or refuses our token.
     """
     if ray.is_initialized():
         if address == "local":
@@ -53,8 +54,13 @@ def join_or_start(address: str | None, namespace: str, settings: Settings) -> bo
         "logging_level": logging.ERROR,
     }
     if address not in (None, "local"):
-        if ":" in address and "://" not in address and not _answers(address):
-            raise ConnectionError(f"nothing answers at {address}")
+        given = address
+        if address == "auto":
+            given = os.environ.get("RAY_ADDRESS") or _started_by_ray_start()
+        if given is not None and ":" in given and "://" not in given:
+            if not _answers(given):
+                raise ConnectionError(f"nothing answers at {given}")
+            _require_admission(given)
         ray.init(address=address, **options)
         return False
     for variable, value in _LOCAL_ENVIRONMENT.items():
@@ -82,6 +88,37 @@ def _join_deployment(namespace: str, settings: Settings) -> bool:
             ray.shutdown()
         return False
     return True
+
+
+def _require_admission(address: str) -> None:
+    """Make sure that a cluster takes our token.
+
+    `ray.init` would knock for 20 seconds and then say only that it failed. A token of this user
+    is presented where nothing says which mode to use.
+    Raises: ConnectionError saying how to pass the token.
+    """
+    refusal: Any = getattr(ray.exceptions, "AuthenticationError", ())  # an earlier Ray has none
+    try:
+        _knock(address)
+    except ray.exceptions.RpcError:
+        return  # it is not up: joining it says so
+    except refusal:
+        if "RAY_AUTH_MODE" not in os.environ:
+            _use_token()
+            with contextlib.suppress(refusal):
+                _knock(address)
+                return
+        raise ConnectionError(
+            f"the cluster at {address} refuses this token: set RAY_AUTH_MODE=token and"
+            " RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's own"
+        ) from None
+
+
+def _knock(address: str) -> None:
+    """Ask a cluster for its id, as everything that joins it does first."""
+    from ray._raylet import GcsClient
+
+    GcsClient(address=address)
 
 
 def _use_token() -> None:

@@ -60,7 +60,7 @@ class Cluster(Protocol):
     """What the router needs of a cluster."""
 
     async def nodes(self) -> list[ClusterNode]:
-        """Return the live nodes."""
+        """Return the live nodes that have CPUs for an actor."""
 
     async def start_actor(self, node_id: str) -> Slot:
         """Start an actor process on a node and wait until it answers.
@@ -118,6 +118,7 @@ class RayCluster:
         self._namespace, self._storage_root = namespace, storage_root
         self._router, self._routers = router, routers
         self._observing, self._replication = observing, replication
+        self._actor_cpus = actor_cpus
         self._actor_class = ray.remote(num_cpus=actor_cpus, **actor_options())(ConversationActor)
         self._agent_class = ray.remote(num_cpus=0, max_restarts=-1)(AgentActor)
 
@@ -128,10 +129,11 @@ class RayCluster:
                 node["NodeID"],
                 node["NodeManagerAddress"],
                 int(node["Resources"].get("memory", 0)),
-                int(node["Resources"].get("CPU", 1)),
+                int(node["Resources"]["CPU"]),
             )
             for node in found
-            if node["Alive"]
+            # A head that runs with `--num-cpus=0` has no room for an actor.
+            if node["Alive"] and node["Resources"].get("CPU", 0) >= self._actor_cpus
         ]
 
     async def start_actor(self, node_id: str) -> Slot:

@@ -245,7 +245,9 @@ def _show_moves(
 
 async def drain(
     deployment: Deployment,
-    node_id: Annotated[str, typer.Argument(metavar="NODE", help="Node to empty, see `status`.")],
+    node_id: Annotated[
+        str, typer.Argument(metavar="NODE", help="Node to empty: its id, or `self`.")
+    ],
 ) -> int:
     """Move every conversation off a node, so that it can be taken away."""
     out = deployment.output
@@ -265,7 +267,11 @@ async def drain(
 
 
 async def _node(client: "Client", wanted: str) -> str:
-    """Find a node by its id or the beginning of it."""
+    """Find a node by its id or the beginning of it; `self` is the one this process is on."""
+    if wanted == "self":
+        import ray
+
+        wanted = ray.get_runtime_context().get_node_id()
     found = [node.node_id for node in await client.nodes() if node.node_id.startswith(wanted)]
     if len(found) != 1:
         many = "several nodes have ids" if found else "no live node has an id"
