@@ -66,7 +66,16 @@ def join_or_start(address: str | None, namespace: str, settings: Settings) -> bo
     for variable, value in _LOCAL_ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     ray.init(address="local", include_dashboard=False, **options)
+    _keep_token_private()
     return True
+
+
+def _keep_token_private() -> None:
+    """Let this user alone read the token that Ray wrote for them: it asks the umask."""
+    with contextlib.suppress(OSError, RuntimeError):
+        file = Path.home() / ".ray" / "auth_token"
+        if file.stat().st_uid == os.getuid() and file.stat().st_mode & 0o077:
+            file.chmod(0o600)
 
 
 def _join_deployment(namespace: str, settings: Settings) -> bool:

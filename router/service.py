@@ -17,6 +17,7 @@ import ray
 
 from sessions_actor.actor import check_writable
 from sessions_actor.channel import Address, Succession
+from sessions_actor.database_file import private
 from sessions_actor.disk import root_here
 from sessions_actor.errors import StorageError
 from sessions_actor.lease import lease_clock
@@ -313,5 +314,6 @@ def _note_deployment(root: Path, namespace: str) -> None:
         "pid": os.getpid(),
     }
     draft = root / f"{DEPLOYMENT_FILE}.{os.getpid()}"
-    draft.write_text(json.dumps(note))
+    with open(draft, "w", opener=private) as file:
+        json.dump(note, file)
     draft.replace(root / DEPLOYMENT_FILE)

@@ -145,6 +145,11 @@ def make_parent(path: str) -> None:
         _fail(path, error)
 
 
+def private(path: str, flags: int) -> int:
+    """Open a file that its owner alone may read, as `open(..., opener=private)`."""
+    return os.open(path, flags, 0o600)
+
+
 def sync_folder(path: str) -> None:
     """Make what was created or removed in a folder survive a power loss."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -11,7 +11,7 @@ import uuid
 from functools import cache
 from pathlib import Path
 
-from .database_file import make_parent, remove_database
+from .database_file import make_parent, private, remove_database
 from .errors import StorageError
 
 DISK_ID_FILE = "disk-id"
@@ -62,7 +62,8 @@ def machine_id() -> str:
 def _write_once(file: Path, text: str) -> None:
     """Write a file unless another caller is first; a crash leaves none or a whole one."""
     draft = file.with_name(f"{file.name}.{uuid.uuid4().hex}")
-    draft.write_text(text)
+    with open(draft, "x", opener=private) as new:
+        new.write(text)
     try:
         with contextlib.suppress(FileExistsError):
             os.link(draft, file)

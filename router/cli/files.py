@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from sessions_actor.database_file import private
+
 from ..formats import (
     EXPORTERS,
     IMPORTERS,
@@ -239,14 +241,14 @@ async def export(
 
 @contextmanager
 def _target(file: Path | None, out: Output) -> Iterator[BinaryIO | Any]:
-    """Open the file to write: under a name of its own until it is whole."""
+    """Open the file to write, private to its owner: under a name of its own until it is whole."""
     if file is None:
         yield out.stdout.buffer
         out.stdout.buffer.flush()
         return
     partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as target:
+        with open(partial, "wb", opener=private) as target:
             yield target
             target.flush()
             os.fsync(target.fileno())
