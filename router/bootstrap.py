@@ -54,7 +54,7 @@ def join_or_start(address: str | None, namespace: str, settings: Settings) -> bo
         "logging_level": logging.ERROR,
     }
     if address not in (None, "local"):
-        given = address
+        given: str | None = address
         if address == "auto":
             given = os.environ.get("RAY_ADDRESS") or _started_by_ray_start()
         if given is not None and ":" in given and "://" not in given:
@@ -125,9 +125,9 @@ def _require_admission(address: str) -> None:
 
 def _knock(address: str) -> None:
     """Ask a cluster for its id, as everything that joins it does first."""
-    from ray._raylet import GcsClient
+    import ray._raylet as raylet  # its stubs do not name what it holds
 
-    GcsClient(address=address)
+    getattr(raylet, "GcsClient")(address=address)  # noqa: B009
 
 
 def _use_token() -> None:
