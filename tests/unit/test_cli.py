@@ -369,8 +369,8 @@ def test_help_says_what_there_is(arguments: list[str]) -> None:
 def test_every_command_has_a_help_and_the_common_options() -> None:
     names = [command.name for command in app.registered_commands]
     assert names == [
-        "demo", "up", "ls", "show", "append", "search", "hibernate", "delete", "import", "export",
-        "status", "migrate", "drain", "verify", "top", "doctor",
+        "demo", "up", "health", "ls", "show", "append", "search", "hibernate", "delete", "import",
+        "export", "status", "migrate", "drain", "verify", "top", "doctor",
     ]  # fmt: skip
     for name in names:
         shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(name), "--help"]).stdout
