@@ -362,6 +362,7 @@ class ConversationActor:
         assert spec is not None
         answers = await hosted.serve(epoch, parts)
         if not self._lease.holds(spec.term):
+            reports.lease_missing(spec.name, spec.epoch, spec.term)
             answers = [_CUT] * len(parts)
         return wire.pack_reply(answers)
 
@@ -373,9 +374,11 @@ class ConversationActor:
             if self._lease.ended(spec.term):
                 # Others may own the conversation by now: nothing of this activation counts.
                 if self._hosted is hosted:
+                    reports.lease_ended(spec.name, spec.epoch, spec.term)
                     self._on_lost()
                 return StaleEpochError(spec.epoch, 0)
             if clock() >= deadline:
+                reports.lease_missing(spec.name, spec.epoch, spec.term)
                 return MigratingError(spec.name, LEASE_WAIT_S)
             await asyncio.sleep(LEASE_LOOK_S)
         return None

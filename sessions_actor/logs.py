@@ -33,6 +33,7 @@ FIELDS: Final = frozenset(
         *("kind", "reason", "phase", "outcome", "method", "source", "type", "target_node"),
         *("seconds", "bytes", "quota_bytes", "messages", "count", "pending", "limit", "term"),
         *("nodes", "total", "moved", "failed", "presented", "current", "suppressed", "job"),
+        *("path", "disk", "lost_disk", "position", "ticket"),
         *("error", "error_text", "error_at"),
     }
 )
@@ -49,6 +50,7 @@ _SAFE_TEXTS: Final = (
     errors.OverloadedError,
     errors.NoCapacityError,
     errors.OutputGateBrokenError,
+    errors.ReplicaUnavailableError,
     errors.ConversationNotFoundError,
 )
 
@@ -68,16 +70,18 @@ class Event:
 def log(level: int, name: str, **fields: Any) -> None:
     """Log an event. Cost: a look-up when nobody listens at that level.
 
-    Args: `fields` are among FIELDS; one that is None is left out. `error` may be an exception.
+    Args: `fields` are among FIELDS, any other is left out, as is None. `error` may be an
+        exception.
     """
     if not LOGGER.isEnabledFor(level):
         return
-    unknown = fields.keys() - FIELDS
-    assert not unknown, f"{name}: the log has no fields {sorted(unknown)}"
     error = fields.get("error")
     if isinstance(error, BaseException):
         fields.update(described(error))
-    LOGGER.log(level, Event(name, {k: _safe(v) for k, v in fields.items() if v is not None}))
+    LOGGER.log(
+        level,
+        Event(name, {k: _safe(v) for k, v in fields.items() if v is not None and k in FIELDS}),
+    )
 
 
 def described(error: BaseException) -> dict[str, str | None]:

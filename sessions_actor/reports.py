@@ -16,9 +16,10 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from . import meters, wire
-from .errors import OverloadedError, RoutingError, SessionsActorError, StaleEpochError
+from .errors import MigratingError, SessionsActorError, StaleEpochError
 from .lifecycle import LifecycleEvent, LifecycleEvents
 from .logs import log
+from .replica import Replica
 from .storage import Storage
 from .telemetry import LABEL_SETS_MAX, OTHER, Counter
 
@@ -54,6 +55,8 @@ class Watched(Protocol):
 
     @property
     def pending(self) -> int: ...
+    @property
+    def replica(self) -> Replica | None: ...
 
 
 def call_ended(method: str, tag: int, seconds: float) -> None:
@@ -109,7 +112,7 @@ def call_failed(name: str, epoch: int, method: str, error: BaseException) -> Non
     missed = _limiter.passes((plain, kind))
     if missed is not None:
         # Who presents an old epoch, or meets a seal, comes again: that is no trouble.
-        routine = isinstance(error, RoutingError) and not isinstance(error, OverloadedError)
+        routine = isinstance(error, StaleEpochError | MigratingError)
         log(
             logging.DEBUG if routine else logging.WARNING,
             "call.failed",
@@ -140,6 +143,33 @@ def gate_broken(name: str, epoch: int, error: SessionsActorError) -> None:
         epoch=epoch,
         error=error,
     )
+
+
+def lease_ended(name: str, epoch: int, term: int) -> None:
+    """Note that a node's term was ended while it was bound in it: nothing more counts."""
+    meters.FENCED.inc()
+    log(
+        logging.WARNING,
+        "conversation.fenced",
+        conversation=name,
+        epoch=epoch,
+        term=term,
+        reason="lease",
+    )
+
+
+def lease_missing(name: str, epoch: int, term: int) -> None:
+    """Note that a call was not answered, or cut short, because the node holds no lease now."""
+    missed = _limiter.passes((name, "lease"))
+    if missed is not None:
+        log(
+            logging.WARNING,
+            "lease.missing",
+            conversation=name,
+            epoch=epoch,
+            term=term,
+            suppressed=missed or None,
+        )
 
 
 def start_failed(name: str, epoch: int, error: BaseException) -> None:
@@ -199,6 +229,7 @@ def watch(activation: Watched, events: LifecycleEvents | None) -> Callable[[], N
             meters.PENDING_CALLS,
             meters.CONVERSATION_BYTES,
             meters.QUOTA_RATIO,
+            meters.REPLICATION_LAG_SECONDS,
         ):
             gauge.clear()
 
@@ -214,6 +245,9 @@ class _Look:
     def __call__(self) -> None:
         storage = self._activation.storage
         meters.PENDING_CALLS.set(self._activation.pending)
+        replica = self._activation.replica
+        if replica is not None:
+            meters.REPLICATION_LAG_SECONDS.set(replica.lag_s)
         if storage.broken is None:
             used = storage.used_bytes
             ratio = used / storage.quota_bytes
