@@ -101,6 +101,22 @@ def test_every_alert_says_what_it_means_and_what_to_do() -> None:
         assert anchor == rule["alert"].lower()
 
 
+def test_the_guide_lists_every_metric() -> None:
+    guide = (DEPLOY / "docs" / "watching.md").read_text()
+    rows = {
+        cells[0].strip("`"): cells[1:]
+        for line in guide.splitlines()
+        if line.startswith("| `sessions_actor_")
+        and (cells := [cell.strip() for cell in line.strip("|").split("|")])
+    }
+    assert set(rows) == set(REGISTRY.families)
+    for name, (kind, labels, help) in rows.items():
+        family = REGISTRY.families[name]
+        assert kind == family.kind.value
+        assert [label.strip(" `") for label in labels.split(",") if label] == list(family.labels)
+        assert help == family.help
+
+
 @pytest.mark.skipif(prometheus("promtool") is None, reason="promtool is not installed")
 @pytest.mark.parametrize(
     "arguments", [("check", "rules", str(ALERTS)), ("check", "config", str(CONFIG))]
