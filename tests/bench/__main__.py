@@ -20,16 +20,16 @@ from pathlib import Path
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
-from . import life, observing, reads, scale, sdks, writes
+from . import churn, life, observing, reads, scale, sdks, writes
 from .bench import LINES, Bench, SkipError, default_reference, say
 from .measure import Result, table
 
 ORDER = (
     *("append", "append-pipelined", "append-many", "append-local", "append-spread", "sdk"),
     *("history", "history-deep", "newest-first", "recent", "branches", "search", "attachments"),
-    *("activate", "hibernate", "migrate", "memory", "directory", "start", "metrics"),
+    *("activate", "hibernate", "churn", "migrate", "memory", "directory", "start", "metrics"),
 )
-assert set(ORDER) == set(LINES), (life, observing, reads, scale, sdks, writes)
+assert set(ORDER) == set(LINES), (churn, life, observing, reads, scale, sdks, writes)
 
 
 async def run(names: Sequence[str], options: argparse.Namespace) -> tuple[list[Result], list[str]]:

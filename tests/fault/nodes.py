@@ -62,13 +62,13 @@ class Node:
         killed = [pid for pid in (self.raylet, *below) if processes.kill(pid)]
         return len(killed)
 
-    async def bury(self) -> None:
-        """Clear away what a kill left of the node's other processes."""
+    def end(self) -> None:
+        """End what runs of the node; what a kill left, too."""
         ray_node, self._ray_node = self._ray_node, None
         with contextlib.suppress(Exception):  # Ray complains about what is dead already
-            await asyncio.to_thread(self._cluster.remove_node, ray_node, False)
+            self._cluster.remove_node(ray_node, False)
 
     async def replace(self) -> None:
         """Start another node in its place, which mounts the same folder."""
-        await self.bury()
+        await asyncio.to_thread(self.end)
         await asyncio.to_thread(self.start)

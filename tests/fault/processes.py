@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 ACTOR, ROUTER = "ConversationActor", "RouterActor"
-AGENT = "NodeAgent"
+AGENT = "AgentActor"
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 

@@ -46,8 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, required=True, metavar="N")
     parser.add_argument("--seed", type=int, metavar="S", default=None)
-    parser.add_argument("--kills-per-minute", type=float, default=30.0, metavar="K")
+    parser.add_argument("--kills-per-minute", type=float, default=20.0, metavar="K")
     parser.add_argument("--conversations", type=int, default=30, metavar="C")
+    parser.add_argument("--lease-ttl", type=float, default=10.0, metavar="SECONDS")
     parser.add_argument("--shared-disk", action="store_true", help="one disk for all nodes")
     parser.add_argument("--folder", type=Path, help="keep the files here instead of removing them")
     parser.add_argument("--verbose", action="store_true", help="tell of each fault")
@@ -57,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seed=random.SystemRandom().randrange(10**6) if options.seed is None else options.seed,
         kills_per_minute=options.kills_per_minute,
         conversations=options.conversations,
+        lease_ttl_s=options.lease_ttl,
         shared_disk=options.shared_disk,
     )
     began = time.monotonic()

@@ -42,7 +42,7 @@ class Plan:
     conversations: int = 30
     writers_each: int = 2
     max_active: int = 12
-    lease_ttl_s: float = 3.0
+    lease_ttl_s: float = 10.0
     call_timeout_s: float = 120.0
     pause_s: float = 0.3
     shared_disk: bool = False
@@ -130,7 +130,7 @@ async def _run(plan: Plan, root: Path, nodes: list[Node], say: Callable[[str], o
             await writer.came_to(1, START_S)
         faults = Faults(
             client, names, nodes, below=os.getpid(), chance=chance,
-            longest_freeze_s=2 * plan.lease_ttl_s, say=say,
+            longest_freeze_s=1.5 * plan.lease_ttl_s, say=say,
         )  # fmt: skip
         raging = asyncio.create_task(faults.rage(plan.seconds, plan.kills_per_minute))
         began = time.monotonic()
@@ -156,7 +156,7 @@ def _progress(
     return (
         f"{seconds:.0f} s: {ledger.acknowledged} acknowledged, {faults.kills} kills,"
         f" worst {ledger.worst_s:.1f} s, waiting {waits[0][0]:.1f} s ({waits[0][1]}),"
-        f" errors {sum(ledger.errors.values())}"
+        f" errors {sum(ledger.errors.values())}{ledger.errors.most_common(1)}"
     )
 
 
