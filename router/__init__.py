@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from .client import Client, connect
     from .models import (
         ConversationInfo,
-        DrainProgress,
-        DrainReport,
+        JobInfo,
+        JobReport,
         MigrationProgress,
         MigrationReport,
         NodeInfo,
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Client",
     "ConversationInfo",
-    "DrainProgress",
-    "DrainReport",
+    "JobInfo",
+    "JobReport",
     "MigrationProgress",
     "MigrationReport",
     "NodeInfo",
@@ -39,8 +39,8 @@ _HOMES = {
 } | dict.fromkeys(
     (
         "ConversationInfo",
-        "DrainProgress",
-        "DrainReport",
+        "JobInfo",
+        "JobReport",
         "MigrationProgress",
         "MigrationReport",
         "NodeInfo",

@@ -20,8 +20,8 @@ from .bootstrap import join_or_start
 from .cluster import answer
 from .models import (
     ConversationInfo,
-    DrainProgress,
-    DrainReport,
+    JobInfo,
+    JobReport,
     MigrationProgress,
     MigrationReport,
     NodeInfo,
@@ -43,6 +43,7 @@ GIVE_UP_TIMEOUT_S: Final = 10.0
 Lines = list[str]
 Nodes = list[NodeInfo]
 Infos = list[ConversationInfo]
+Jobs = list[JobInfo]
 
 
 class NameList(AsyncIterator[str]):
@@ -268,28 +269,59 @@ class Client:
         return bool(await self._ask("cancel_migration", name, None))
 
     async def drain(
-        self, node_id: str, *, progress: Callable[[DrainProgress], object] | None = None
-    ) -> DrainReport:
+        self, node_id: str, *, progress: Callable[[JobInfo], object] | None = None
+    ) -> JobReport:
         """Move every conversation off a node, which takes no new ones from then on.
 
-        Goes on in the router if the caller leaves; asking again waits for the same drain.
+        It is a job: it goes on if the caller leaves or the router restarts, and ends early only
+        by `cancel_job()` or `undrain()`. Asking again joins it.
 
         Args: `progress` is called from time to time.
         Raises: ValueError for an unknown node; NoCapacityError when there is no other.
         """
-        await self._ask("start_drain", node_id)
-        report = asyncio.ensure_future(self._ask("drain_report", node_id))
+        job_id = await self._ask("start_drain", node_id, f"drain-{uuid.uuid4().hex[:8]}")
+        return await self._follow(job_id, progress)
+
+    async def rebalance(self, *, progress: Callable[[JobInfo], object] | None = None) -> JobReport:
+        """Even out bytes over the disks and active conversations over the nodes.
+
+        Nothing moves while all are within a tenth of the average, or for less than 16 MiB; so a
+        second run right after the first moves nothing. It is a job, as `drain()` is.
+
+        Args: `progress` is called from time to time.
+        """
+        job_id = await self._ask("start_rebalance", f"rebalance-{uuid.uuid4().hex[:8]}")
+        return await self._follow(job_id, progress)
+
+    async def _follow(self, job_id: str, progress: Callable[[JobInfo], object] | None) -> JobReport:
+        """Wait for a job, telling how far it is."""
+        report = asyncio.ensure_future(self._ask("job_report", job_id))
         try:
             while progress is not None and not report.done():
-                progress(await self._ask("drain_progress", node_id))
+                progress(await self._ask("job_progress", job_id))
                 await asyncio.wait([report], timeout=PROGRESS_S)
-            found: DrainReport = await report
+            found: JobReport = await report
         finally:
             report.cancel()
         return found
 
+    async def jobs(self) -> Jobs:
+        """List the jobs that run and the last ones that have ended, in the order they began."""
+        found: Jobs = await self._ask("jobs")
+        return found
+
+    async def cancel_job(self, job_id: str) -> bool:
+        """Give up a job; says whether it was running.
+
+        What it has moved stays moved, what is on its way stays where it was, and a node that it
+        was emptying takes conversations again.
+
+        Raises: ValueError for an unknown job.
+        """
+        return bool(await self._ask("cancel_job", job_id))
+
     async def undrain(self, node_id: str) -> None:
-        """Let a node take conversations again."""
+        """Let a node take conversations again; a drain under way is given up."""
         await self._ask("undrain", node_id)
 
     async def nodes(self) -> Nodes:

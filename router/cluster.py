@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import ray
 import ray.exceptions
+from ray._private.state import state as global_state
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -62,6 +63,9 @@ class Cluster(Protocol):
     async def nodes(self) -> list[ClusterNode]:
         """Return the live nodes that have CPUs for an actor."""
 
+    async def draining(self) -> set[str]:
+        """Return the nodes whose end Ray announces: by its autoscaler, or by `ray drain-node`."""
+
     async def start_actor(self, node_id: str) -> Slot:
         """Start an actor process on a node and wait until it answers.
 
@@ -102,6 +106,12 @@ def unwrapped(error: Exception) -> Exception:
     return error
 
 
+def draining_nodes() -> dict[str, int]:
+    """Ask Ray which nodes are to end, and when: in ms, 0 for no deadline. It blocks."""
+    found: dict[str, int] = global_state.get_draining_nodes()
+    return found
+
+
 class RayCluster:
     """A real cluster."""
 
@@ -135,6 +145,9 @@ class RayCluster:
             # A head that runs with `--num-cpus=0` has no room for an actor.
             if node["Alive"] and node["Resources"].get("CPU", 0) >= self._actor_cpus
         ]
+
+    async def draining(self) -> set[str]:
+        return set(await asyncio.to_thread(draining_nodes))
 
     async def start_actor(self, node_id: str) -> Slot:
         name = ACTOR_PREFIX + uuid.uuid4().hex

@@ -35,6 +35,7 @@ from .entries import (
     file_of,
     sources,
 )
+from .job_log import JobLog
 from .spent import SCHEMA as SPENT_SCHEMA
 from .spent import SpentLines
 
@@ -112,10 +113,11 @@ class Directory:
 
     def __init__(self, root: Path, *, now_ms: Callable[[], int] | None = None) -> None:
         self._storage = Storage(root / DIRECTORY_FILE, quota_bytes=DIRECTORY_BYTES_MAX)
-        self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
-        self.spent = SpentLines(self._storage, self._now_ms)
+        self.now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
+        self.spent = SpentLines(self._storage, self.now_ms)
         self._storage.sql.exec(_SCHEMA + SPENT_SCHEMA)
         self._upgrade()
+        self.jobs = JobLog(self._storage, self.now_ms)
         self._storage.meta.put({"directory_schema": SCHEMA_VERSION})
         if self._storage.meta.get(GENERATION) is None:
             last = self._storage.fetch("SELECT max(generation) FROM conversations")[0][0] or 0
@@ -196,6 +198,24 @@ class Directory:
         )
         return [_entry(row) for row in rows]
 
+    def count_on_disk(self, disk_id: str) -> int:
+        """Return how many conversations lie on a disk. Cost: a scan."""
+        return int(
+            self._storage.fetch(
+                "SELECT count(*) FROM conversations WHERE disk_id = ? AND state <> 'deleting'",
+                (disk_id,),
+            )[0][0]
+        )
+
+    def sizes(self, after: str | None, limit: int) -> list[tuple[str, str, int]]:
+        """Return where conversations lie and how large they last were: (name, disk, bytes)."""
+        rows = self._storage.fetch(
+            "SELECT name, disk_id, file_bytes FROM conversations WHERE name > ?"
+            " AND state <> 'deleting' ORDER BY name LIMIT ?",
+            (b"" if after is None else after.encode(), limit),
+        )
+        return [(name.decode(), disk_id, size) for name, disk_id, size in rows]
+
     def count(self) -> int:
         """Return how many conversations there are. Cost: a scan of the index."""
         return int(self._storage.fetch("SELECT count(*) FROM conversations")[0][0])
@@ -225,7 +245,7 @@ class Directory:
 
     async def create(self, name: str, owner: Owner) -> Entry | None:
         """Make a conversation, active with its first owner; None when the name exists."""
-        now = self._now_ms()
+        now = self.now_ms()
 
         def op() -> Entry | None:
             if self.get(name) is not None:
@@ -264,7 +284,7 @@ class Directory:
             (
                 owner.node_id,
                 owner.actor,
-                self._now_ms(),
+                self.now_ms(),
                 check_name(name),
                 epoch,
                 owner.disk_id,

@@ -9,6 +9,8 @@ from typing import Literal
 from sessions_actor.transfer import TableDigest
 
 ConversationStatus = Literal["active", "hibernated", "migrating"]
+JobKind = Literal["drain", "rebalance"]
+JobStatus = Literal["running", "done", "cancelled", "failed"]
 NodeStatus = Literal["alive", "draining"]
 MigrationPhase = Literal["waiting", "copying", "catching up", "verifying", "sealed", "switched"]
 
@@ -80,22 +82,46 @@ class MigrationProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainProgress:
-    """How far the emptying of a node has come."""
+class JobInfo:
+    """How far a job has come. `total` is what it has been through with, and what is in sight.
 
-    node_id: str
+    `bytes` were copied; `announced` says that nobody asked for it: Ray announced the node's end.
+    """
+
+    id: str
+    kind: JobKind
+    node_id: str | None
+    state: JobStatus
     total: int
     moved: int
     failed: int
-    done: bool
+    bytes: int
+    started_at: str
+    ended_at: str | None
+    announced: bool = False
+    error: str | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, one way or another."""
+        return self.state != "running"
 
 
 @dataclass(frozen=True, slots=True)
-class DrainReport:
-    """A finished drain: what moved, and why what stayed did (name -> reason)."""
+class JobReport:
+    """What a job did: what moved, and why what stayed did (name -> reason).
 
-    node_id: str
+    `reports` are those of the moves that copied a file, at most 10,000 of them; `error` says why
+    a job ended early.
+    """
+
+    id: str
+    kind: JobKind
+    node_id: str | None
+    state: JobStatus
     moved: int
+    bytes: int
     reports: tuple[MigrationReport, ...] = ()
     failed: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    error: str | None = None

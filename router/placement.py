@@ -51,6 +51,7 @@ def candidates(
     *,
     avoid: Collection[str] = (),
     machine_id: str | None = None,
+    only: str | None = None,
 ) -> list[NodeView]:
     """Return the nodes that may take a conversation, best first.
 
@@ -73,7 +74,8 @@ def candidates(
     able = [
         node
         for node in nodes
-        if node.node_id not in avoid
+        if only in (None, node.node_id)
+        and node.node_id not in avoid
         and may_host(node, disk_id)
         and machine_id in (None, node.machine_id)
     ]

@@ -1,4 +1,4 @@
-"""Moving conversations: one to another actor, or all that a node holds to others.
+"""Moving one conversation to another actor.
 
 The router's part of a migration: the name's lock, the target's actor and file, the seal, the
 directory's states, the switch, and what is left to clean up; `migration` copies and verifies.
@@ -17,10 +17,7 @@ from typing import Final, Protocol
 
 from sessions_actor.actor import ActivationSpec
 from sessions_actor.errors import (
-    ConversationNotFoundError,
     MigrationFailedError,
-    NoCapacityError,
-    SessionsActorError,
 )
 from sessions_actor.names import check_name
 
@@ -28,14 +25,13 @@ from . import migration, reports
 from .cluster import Slot, answer, unwrapped
 from .directory import Entry, Owner, file_of
 from .migration import Copied, End, Gauge
-from .models import DrainProgress, DrainReport, MigrationProgress, MigrationReport
+from .models import MigrationProgress, MigrationReport
 from .placement import NodeView, migration_targets
 from .router import Router, Serving
-from .through import through
+from .through import heed_cancelling, through
 
 # Migrations at once; those beyond wait, and their conversations are served meanwhile.
 MOVES_MAX: Final = 4
-DRAIN_PAGE: Final = 100
 DISCARD_TIMEOUT_S: Final = 30.0
 # How long calls that take long may go on before a seal cuts them short.
 SEAL_PATIENCE_S: Final = 5.0
@@ -60,41 +56,14 @@ class _Moving:
     report: MigrationReport | None = None
 
 
-@dataclass(slots=True)
-class _Drain:
-    """A drain under way."""
-
-    node_id: str
-    task: asyncio.Task[None] | None = None
-    total: int = 0
-    moved: int = 0
-    reports: list[MigrationReport] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-    started: float = field(default_factory=time.monotonic)
-    seconds: float = 0.0
-    error: Exception | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.task is not None and self.task.done()
-
-
 class Relocation:
-    """Migrations and drains over a router."""
+    """Migrations over a router."""
 
     def __init__(self, router: Router, copy: Copy = migration.copy) -> None:
         self._router, self._copy = router, copy
-        self._drains: dict[str, _Drain] = {}
         self._moving: dict[str, list[_Moving]] = {}
         self._moves = 0
         self._move_ended = asyncio.Condition()
-
-    async def close(self) -> None:
-        """Give up the drains under way."""
-        tasks = [drain.task for drain in self._drains.values() if drain.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     # -------------------------------------------------------------------------- migration
 
@@ -200,11 +169,13 @@ class Relocation:
         target = Owner(slot.node_id, slot.actor_name, slot.disk_id)
         entry: Entry | None = None
         try:
+            heed_cancelling()
             entry = await through(router.directory.begin_migration(name, source.epoch, target))
             if entry is None:
                 raise MigrationFailedError(name, "begin", "its owner changed meanwhile")
             spec = _target_spec(router, entry, slot)
             copied = await self._fill(source, slot, spec, moving.gauge)
+            heed_cancelling()
         except BaseException as error:
             await through(self._undo(source, slot, entry))
             if isinstance(error, MigrationFailedError) or not isinstance(error, Exception):
@@ -300,130 +271,31 @@ class Relocation:
         with contextlib.suppress(Exception):  # it is tried again from time to time
             await self._router.sweep(disk_id)
 
-    # ------------------------------------------------------------------------------ drain
+    # ------------------------------------------------------------- moves that jobs are made of
 
-    async def start_drain(self, node_id: str) -> None:
-        """Begin to empty a node: it takes nothing new, and what it holds moves to others.
+    async def resettle(self, name: str, node_id: str | None = None) -> MigrationReport:
+        """Migrate a conversation and leave it as it was: one that hibernated does so again."""
+        slept = self._router.serving(name) is None
+        report = await self.migrate(name, node_id)
+        serving = self._router.serving(name)
+        if slept and serving is not None:
+            await self._router.let_go(serving, idle_s=0.0)
+        return report
 
-        A drain that is under way already goes on.
-        Raises: ValueError for an unknown node; NoCapacityError when there is no other.
+    async def hand_over(self, name: str, node_id: str) -> None:
+        """Have another node that mounts the same disk serve a conversation: no file moves.
+
+        One that hibernates stays as it is.
         """
-        pool = self._router.pool
-        await pool.refresh()
-        if node_id not in pool.nodes:
-            raise ValueError(f"node_id: no live node is {node_id!r}")
-        others = [v for v in pool.views() if v.node_id != node_id and not v.draining]
-        if not others:
-            raise NoCapacityError(0)
-        running = self._drains.get(node_id)
-        if running is not None and not running.done:
-            return
-        await self._mark(node_id, True)
-        drain = self._drains[node_id] = _Drain(node_id)
-        drain.task = asyncio.create_task(self._drain(drain))
-
-    async def undrain(self, node_id: str) -> None:
-        """Let a node take conversations again, giving up a drain under way."""
-        drain = self._drains.pop(node_id, None)
-        if drain is not None and drain.task is not None:
-            drain.task.cancel()
-            await asyncio.gather(drain.task, return_exceptions=True)
-        await self._mark(node_id, False)
-
-    def drain_progress(self, node_id: str) -> DrainProgress:
-        """Say how far a drain has come.
-
-        Raises: ValueError when none was started.
-        """
-        drain = self._drain_of(node_id)
-        return DrainProgress(node_id, drain.total, drain.moved, len(drain.failed), drain.done)
-
-    async def drain_report(self, node_id: str) -> DrainReport:
-        """Wait for a drain and return what it did."""
-        drain = self._drain_of(node_id)
-        assert drain.task is not None
-        await asyncio.wait([drain.task])
-        if drain.error is not None:
-            raise drain.error
-        return DrainReport(
-            node_id, drain.moved, tuple(drain.reports), dict(drain.failed), drain.seconds
-        )
-
-    def _drain_of(self, node_id: str) -> _Drain:
-        drain = self._drains.get(node_id)
-        if drain is None:
-            raise ValueError(f"node_id: no drain of {node_id!r} was started")
-        return drain
-
-    async def _mark(self, node_id: str, draining: bool) -> None:
-        pool = self._router.pool
-        pool.set_draining(node_id, draining)
-        disk = next((v.disk_id for v in pool.views() if v.node_id == node_id), None)
-        if disk is not None:
-            machine_id = pool.machine(node_id) or ""
-            await self._router.directory.note_node(
-                node_id, disk, draining=draining, machine_id=machine_id
-            )
-
-    async def _drain(self, drain: _Drain) -> None:
-        try:
-            held = await self._inventory(drain.node_id)
-            drain.total = len(held)
-            reports.drain_started(drain.node_id, drain.total)
-            todo = iter(held)
-
-            async def work() -> None:
-                for name, moves in todo:
-                    drain.reports.extend(await self._empty(drain, name, moves))
-
-            async with asyncio.TaskGroup() as group:
-                for _ in range(MOVES_MAX):
-                    group.create_task(work())
-        except Exception as error:
-            drain.error = error
-        finally:
-            drain.seconds = time.monotonic() - drain.started
-            reports.drain_ended(drain.node_id, drain.moved, len(drain.failed), drain.seconds)
-
-    async def _inventory(self, node_id: str) -> list[tuple[str, bool]]:
-        """List what a node holds: names, and whether the file has to move to another disk."""
         router = self._router
-        views = {view.node_id: view for view in router.pool.views()}
-        disk = views[node_id].disk_id
-        served = [s.name for s in router.servings() if s.slot.node_id == node_id]
-        if disk is None:
-            return [(name, False) for name in served]
-        if any(v.disk_id == disk and not v.draining for v in views.values()):
-            return [(name, False) for name in served]
-        names: list[tuple[str, bool]] = []
-        after: str | None = None
-        while page := router.directory.on_disk(disk, after, DRAIN_PAGE):
-            names += [(entry.name, True) for entry in page]
-            after = page[-1].name
-            await asyncio.sleep(0)
-        return names
+        async with router.locks.hold(name):
+            serving = router.serving(name)
+            if serving is not None and serving.slot.node_id != node_id:
+                await router.let_go_locked(serving, patience_s=SEAL_PATIENCE_S)
+                await router.activate(name, node_id=node_id)
 
-    async def _empty(self, drain: _Drain, name: str, moves: bool) -> list[MigrationReport]:
-        """Bring one conversation off a node."""
-        router = self._router
-        try:
-            if not moves:
-                await self._put_to_sleep(name)
-                drain.moved += 1
-                return []
-            slept = router.serving(name) is None
-            report = await self.migrate(name)
-            if slept:
-                await self._put_to_sleep(name)
-            drain.moved += 1
-            return [report]
-        except ConversationNotFoundError:
-            drain.total -= 1
-        except SessionsActorError as error:
-            drain.failed[name] = str(error)
-        return []
-
-    async def _put_to_sleep(self, name: str) -> None:
+    async def put_to_sleep(self, name: str) -> None:
+        """Hibernate a conversation, cutting calls short that take too long."""
         serving = self._router.serving(name)
         if serving is not None:
             await self._router.let_go(serving, patience_s=SEAL_PATIENCE_S)

@@ -80,7 +80,7 @@ class ReplicatedDirectory(Directory):
                     owner.disk_id,
                     owner.node_id,
                     owner.actor,
-                    self._now_ms(),
+                    self.now_ms(),
                     check_name(name),
                     epoch,
                     disk_id,

@@ -19,9 +19,10 @@ from sessions_actor.errors import NoCapacityError
 from sessions_actor.logs import log
 
 if TYPE_CHECKING:
+    from .job_log import Job
     from .router import Router, Serving
 
-Activate = Callable[["Router", str], Awaitable["Serving"]]
+Activate = Callable[..., Awaitable["Serving"]]
 
 _INFO, _WARNING, _ERROR = logging.INFO, logging.WARNING, logging.ERROR
 
@@ -30,11 +31,11 @@ def activation(work: Activate) -> Activate:
     """Report each activation that a router's method makes, with its time, or why it failed."""
 
     @functools.wraps(work)
-    async def activate(router: Router, name: str) -> Serving:
+    async def activate(router: Router, name: str, node_id: str | None = None) -> Serving:
         began = time.perf_counter()
         kind = "wake" if router.directory.get(name) is not None else "new"
         try:
-            serving = await work(router, name)
+            serving = await work(router, name, node_id)
         except Exception as error:
             _activation_failed(name, error)
             raise
@@ -252,12 +253,21 @@ class Migration:
         )
 
 
-def drain_started(node_id: str, total: int) -> None:
-    """Note that a node is being emptied."""
-    log(_INFO, "drain.started", node=node_id, total=total)
+def job_started(job: Job) -> None:
+    """Note a job that begins, or goes on under another router."""
+    log(_INFO, f"{job.kind}.started", job=job.id, node=job.node_id)
 
 
-def drain_ended(node_id: str, moved: int, failed: int, seconds: float) -> None:
-    """Note that a node was emptied, and what stayed."""
-    level = _WARNING if failed else _INFO
-    log(level, "drain.ended", node=node_id, moved=moved, failed=failed, seconds=seconds)
+def job_ended(job: Job, state: str, moved: int, failed: int, error: str | None) -> None:
+    """Note a job that has ended, and what stayed where it was."""
+    level = _INFO if state == "done" and not failed else _WARNING
+    log(
+        level,
+        f"{job.kind}.ended",
+        job=job.id,
+        node=job.node_id,
+        state=state,
+        moved=moved,
+        failed=failed,
+        reason=error,
+    )

@@ -242,8 +242,11 @@ class Router:
     # -------------------------------------------------------------------------- activation
 
     @reports.activation
-    async def activate(self, name: str) -> Serving:
-        """Give a conversation that nobody serves an owner. The caller holds the lock."""
+    async def activate(self, name: str, node_id: str | None = None) -> Serving:
+        """Give a conversation that nobody serves an owner. The caller holds the lock.
+
+        Args: `node_id` is the one node that will do, which mounts its disk.
+        """
         entry = self.directory.get(name)
         machine_id: str | None = None
         lost = entry is not None and await self._is_lost(entry)
@@ -259,6 +262,7 @@ class Router:
                 candidates,
                 disk_id=None if entry is None or lost else entry.disk_id,
                 machine_id=machine_id,
+                only=node_id,
             )
             slot = await self.pool.acquire(name, choose, self.settings.capacity_wait_s, grow=grow)
             if entry is not None and not lost and slot.disk_id != entry.disk_id:

@@ -27,11 +27,12 @@ from .administration import Administration
 from .agent import NodeFacts
 from .cluster import RayCluster
 from .directory import Directory
+from .jobs import Jobs
 from .leases import Grant, Leases
 from .models import (
     ConversationInfo,
-    DrainProgress,
-    DrainReport,
+    JobInfo,
+    JobReport,
     MigrationProgress,
     MigrationReport,
     NodeInfo,
@@ -66,6 +67,7 @@ class Deployment:
     upkeep: Upkeep
     administration: Administration
     relocation: Relocation
+    jobs: Jobs
     watch: Watch
     replication: asyncio.Task[None] | None = None
     """The replication daemon of the router's own disk."""
@@ -102,18 +104,23 @@ class Deployment:
             upkeep = Upkeep(router)
             node_id = ray.get_runtime_context().get_node_id()
             await upkeep.start(node_id, lambda: granting(router))
+            relocation = Relocation(router)
+            jobs = Jobs(router, relocation)
+            await jobs.resume()
+            upkeep.chores.append(jobs.heed)
             _note_deployment(root, namespace)
         except BaseException:
             directory.close()
             await _end(replication)
             raise
         watch = Watch(router, node_id)
-        return cls(router, upkeep, Administration(router), Relocation(router), watch, replication)
+        administration = Administration(router)
+        return cls(router, upkeep, administration, relocation, jobs, watch, replication)
 
     async def close(self) -> None:
         """Hibernate everything and close the directory."""
         self.watch.end()
-        await self.relocation.close()
+        await self.jobs.close()
         await self.upkeep.close()
         await _end(self.replication)
         with contextlib.suppress(OSError):
@@ -219,21 +226,33 @@ class RouterActor:
         """See `Relocation.cancel`."""
         return (await self._started()).relocation.cancel(name, ticket)
 
-    async def start_drain(self, node_id: str) -> None:
-        """See `Relocation.start_drain`."""
-        await (await self._started()).relocation.start_drain(node_id)
+    async def start_drain(self, node_id: str, job_id: str) -> str:
+        """See `Jobs.start_drain`."""
+        return await (await self._started()).jobs.start_drain(node_id, job_id)
 
-    async def drain_progress(self, node_id: str) -> DrainProgress:
-        """See `Relocation.drain_progress`."""
-        return (await self._started()).relocation.drain_progress(node_id)
+    async def start_rebalance(self, job_id: str) -> str:
+        """See `Jobs.start_rebalance`."""
+        return await (await self._started()).jobs.start_rebalance(job_id)
 
-    async def drain_report(self, node_id: str) -> DrainReport:
-        """See `Relocation.drain_report`."""
-        return await (await self._started()).relocation.drain_report(node_id)
+    async def jobs(self) -> list[JobInfo]:
+        """See `Jobs.all`."""
+        return await (await self._started()).jobs.all()
+
+    async def job_progress(self, job_id: str) -> JobInfo:
+        """See `Jobs.progress`."""
+        return await (await self._started()).jobs.progress(job_id)
+
+    async def job_report(self, job_id: str) -> JobReport:
+        """See `Jobs.report`."""
+        return await (await self._started()).jobs.report(job_id)
+
+    async def cancel_job(self, job_id: str) -> bool:
+        """See `Jobs.cancel`."""
+        return await (await self._started()).jobs.cancel(job_id)
 
     async def undrain(self, node_id: str) -> None:
-        """See `Relocation.undrain`."""
-        await (await self._started()).relocation.undrain(node_id)
+        """See `Jobs.undrain`."""
+        await (await self._started()).jobs.undrain(node_id)
 
 
 def router_handle(namespace: str, settings: Settings) -> Any:

@@ -17,11 +17,11 @@ from sessions_actor.handle import ConversationHandle, SessionHandle
 from sessions_actor.reader import ChangeStream
 from sessions_actor.records import ChangeEvent
 
-from .client import Client, Infos, Lines, Nodes
+from .client import Client, Infos, Jobs, Lines, Nodes
 from .models import (
     ConversationInfo,
-    DrainProgress,
-    DrainReport,
+    JobInfo,
+    JobReport,
     MigrationProgress,
     MigrationReport,
 )
@@ -293,10 +293,22 @@ class SyncClient:
         return shared_loop().run(self._client.cancel_migration(name))
 
     def drain(
-        self, node_id: str, *, progress: Callable[[DrainProgress], object] | None = None
-    ) -> DrainReport:
+        self, node_id: str, *, progress: Callable[[JobInfo], object] | None = None
+    ) -> JobReport:
         """See `Client.drain`."""
         return shared_loop().run(self._client.drain(node_id, progress=progress))
+
+    def rebalance(self, *, progress: Callable[[JobInfo], object] | None = None) -> JobReport:
+        """See `Client.rebalance`."""
+        return shared_loop().run(self._client.rebalance(progress=progress))
+
+    def jobs(self) -> Jobs:
+        """See `Client.jobs`."""
+        return shared_loop().run(self._client.jobs())
+
+    def cancel_job(self, job_id: str) -> bool:
+        """See `Client.cancel_job`."""
+        return shared_loop().run(self._client.cancel_job(job_id))
 
     def undrain(self, node_id: str) -> None:
         """See `Client.undrain`."""

@@ -7,6 +7,16 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+def heed_cancelling() -> None:
+    """Raise CancelledError if this task was cancelled and something on the way swallowed it.
+
+    `asyncio.wait_for` does so in Python 3.11 when what it waits for is done at the same moment.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 async def through(work: Coroutine[Any, Any, T]) -> T:
     """Run to the end however often the caller is cancelled; only then is it cancelled.
 

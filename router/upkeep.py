@@ -34,6 +34,8 @@ class Upkeep:
     def __init__(self, router: Router) -> None:
         self._router = router
         self._tending: asyncio.Task[None] | None = None
+        self.chores: list[Callable[[], Awaitable[None]]] = []
+        """What others have done at each round."""
         self._letting_go: set[asyncio.Task[bool]] = set()
         self._looking_after: dict[str, asyncio.Task[None]] = {}
 
@@ -162,6 +164,11 @@ class Upkeep:
                     await self._look_around()
             except Exception as error:  # a cluster in trouble: the next round sees more
                 reports.upkeep_failed(error)
+            for chore in self.chores:
+                try:
+                    await chore()
+                except Exception as error:
+                    reports.upkeep_failed(error)
 
     def _watch_leases(self) -> None:
         leases = self._router.leases

@@ -1,4 +1,4 @@
-"""Commands of operation: status, migrate, drain, verify."""
+"""Commands of operation: status, migrate, verify."""
 
 import asyncio
 from collections import Counter
@@ -15,7 +15,7 @@ from .deployment import FAILED, PARTLY, UNSOUND, Deployment, command, infos
 
 if TYPE_CHECKING:
     from ..client import Client
-    from ..models import DrainProgress, MigrationProgress, MigrationReport, NodeInfo
+    from ..models import MigrationProgress, MigrationReport, NodeInfo
 
 T = TypeVar("T")
 
@@ -39,8 +39,8 @@ _EXAMPLES = {
         "sessions-actor migrate alice",
         "sessions-actor migrate alice bob --to 3f2a",
         "sessions-actor migrate --prefix user- --json",
+        "sessions-actor migrate alice --cancel",
     ),
-    "drain": ("sessions-actor drain 3f2a",),
     "verify": (
         "sessions-actor verify",
         "sessions-actor verify alice bob --json",
@@ -52,7 +52,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     command(app, "status", examples=_EXAMPLES["status"])(status)
     command(app, "migrate", examples=_EXAMPLES["migrate"])(migrate)
-    command(app, "drain", examples=_EXAMPLES["drain"])(drain)
     command(app, "verify", examples=_EXAMPLES["verify"])(verify)
 
 
@@ -185,7 +184,7 @@ async def migrate(
                     chosen, lambda name: client.migrate(name, to), bar.at, at_once=MOVES_AT_ONCE
                 )
     out.json({"migrated": [reports[name] for name in sorted(reports)], "failed": failures})
-    _show_moves(deployment, [reports[name] for name in sorted(reports)], failures)
+    show_moves(deployment, [reports[name] for name in sorted(reports)], failures, len(reports))
     if failures:
         return PARTLY if reports else FAILED
     return 0
@@ -219,9 +218,13 @@ async def _cancel(deployment: Deployment, client: "Client", names: list[str]) ->
     return FAILED if failures else 0
 
 
-def _show_moves(
-    deployment: Deployment, reports: "list[MigrationReport]", failures: dict[str, str]
+def show_moves(
+    deployment: Deployment,
+    reports: "list[MigrationReport]",
+    failures: dict[str, str],
+    moved_count: int,
 ) -> None:
+    """Show which conversations were copied where, what failed, and how many moved in all."""
     out = deployment.output
     moved = table(
         "NAME", "FROM", "TO", "MESSAGES", "SIZE", "TOOK", right=("MESSAGES", "SIZE", "TOOK")
@@ -240,33 +243,10 @@ def _show_moves(
     for name, reason in sorted(failures.items()):
         out.warn(f"{name}: {reason}")
     rows = sum(digest.rows for report in reports for digest in report.tables.values())
-    out.note(f"{count(len(reports), 'conversation')} moved, {count(rows, 'row')} verified")
+    out.note(f"{count(moved_count, 'conversation')} moved, {count(rows, 'row')} verified")
 
 
-async def drain(
-    deployment: Deployment,
-    node_id: Annotated[
-        str, typer.Argument(metavar="NODE", help="Node to empty: its id, or `self`.")
-    ],
-) -> int:
-    """Move every conversation off a node, so that it can be taken away."""
-    out = deployment.output
-    async with deployment.connect() as client:
-        node = await _node(client, node_id)
-        with out.progress(f"Draining {node[:8]}", None) as bar:
-
-            def moved(step: DrainProgress) -> None:
-                bar.at(step.moved + step.failed, total=step.total)
-
-            report = await client.drain(node, progress=moved)
-    out.json(report)
-    _show_moves(deployment, list(report.reports), report.failed)
-    if report.failed:
-        return PARTLY if report.moved else FAILED
-    return 0
-
-
-async def _node(client: "Client", wanted: str) -> str:
+async def node_of(client: "Client", wanted: str) -> str:
     """Find a node by its id or the beginning of it; `self` is the one this process is on."""
     if wanted == "self":
         import ray

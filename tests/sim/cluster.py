@@ -382,6 +382,7 @@ class RuntimeContext:
     """Stands for Ray's runtime context of the process that runs."""
 
     gcs_address = "127.0.0.1:0"
+    was_current_actor_reconstructed = False
 
     def __init__(self, process: Process) -> None:
         self._process = process

@@ -22,6 +22,7 @@ import apsw
 import ray
 from ray.util import list_named_actors
 
+from router.cluster import draining_nodes
 from sessions_actor.database_file import FileLock
 from sessions_actor.disk import machine_id, root_here
 from sessions_actor.gate import Gate
@@ -178,6 +179,7 @@ _BY_IDENTITY: list[tuple[Any, Any]] = [
     (machine_id, _machine_id),
     (lease_file, _lease_file),
     (open_lease, _open_lease),
+    (draining_nodes, dict),
     (list_named_actors, lambda *args: world().cluster.list_named_actors(*args)),
 ]
 

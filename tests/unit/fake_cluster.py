@@ -14,7 +14,7 @@ from ray.exceptions import ActorDiedError
 
 from router.cluster import ClusterNode, Slot
 from sessions_actor.actor import Binding, ConversationActor, Description
-from sessions_actor.disk import disk_id
+from sessions_actor.disk import disk_id, file_bytes
 from sessions_actor.lease import NodeLease
 
 
@@ -109,6 +109,7 @@ class FakeCluster:
     def __init__(self, roots: dict[str, Path]) -> None:
         self.roots = roots
         self.actors: dict[str, tuple[FakeActor, str]] = {}
+        self.announced: set[str] = set()
         self.starts = 0
         self.start_delay_s = 0.0
         self.machines: dict[str, str] = {}
@@ -121,6 +122,9 @@ class FakeCluster:
 
     async def nodes(self) -> list[ClusterNode]:
         return [ClusterNode(node_id, "127.0.0.1", 1 << 34, 4) for node_id in self.roots]
+
+    async def draining(self) -> set[str]:
+        return set(self.announced)
 
     async def start_actor(self, node_id: str) -> Slot:
         self.starts += 1
@@ -155,7 +159,7 @@ class FakeCluster:
             machine_id=self.machine(node_id),
             binding=bound,
             file=None if spec is None else spec.file,
-            file_bytes=0,
+            file_bytes=0 if spec is None else file_bytes(self.roots[node_id], spec.file) or 0,
             last_active_at=0 if hosted is None else hosted.last_active_at,
             idle_s=0.0 if hosted is None else hosted.idle_s,
         )

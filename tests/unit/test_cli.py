@@ -14,6 +14,8 @@ from typer.testing import CliRunner, Result
 from router.cli import app, deployment, with_options_last
 from router.models import (
     ConversationInfo,
+    JobInfo,
+    JobReport,
     MigrationProgress,
     MigrationReport,
     NodeInfo,
@@ -36,6 +38,9 @@ TREE = {
         ],
     },
 }
+
+
+JOB = JobInfo("drain-1", "drain", "n1", "running", 7, 2, 1, 4096, "2026-01-02T03:04:05.000Z", None)
 
 
 class Session(MemorySession):
@@ -127,6 +132,35 @@ class Client(MemoryClient):
         if name in self.broken:
             raise MigrationFailedError(name, "verify", "digests differ")
         return MigrationReport(name, "n1", "n1", 2, {"t": TableDigest(3, "x")}, 3, 4096, 0.25)
+
+    async def drain(
+        self, node_id: str, *, progress: Callable[[JobInfo], object] | None = None
+    ) -> JobReport:
+        """Pretend to empty a node, with trouble where something is broken."""
+        if progress is not None:
+            progress(JOB)
+        failed = dict.fromkeys(sorted(self.broken), "digests differ")
+        return JobReport(
+            "drain-1", "drain", node_id, "done", 2, 4096, (await self.migrate("a"),), failed, 1.5
+        )
+
+    async def rebalance(self, *, progress: Callable[[JobInfo], object] | None = None) -> JobReport:
+        """Pretend that it was given up."""
+        return JobReport("rebalance-1", "rebalance", None, "cancelled", 0, 0)
+
+    async def undrain(self, node_id: str) -> None:
+        """Pretend."""
+        assert node_id == "n1"
+
+    async def jobs(self) -> list[JobInfo]:
+        """List one."""
+        return [JOB]
+
+    async def cancel_job(self, job_id: str) -> bool:
+        """Know one."""
+        if job_id != JOB.id:
+            raise ValueError(f"job: none is {job_id!r}, see jobs()")
+        return True
 
     async def cancel_migration(self, name: str) -> bool:
         """Pretend that some are under way."""
@@ -332,6 +366,31 @@ def test_migrate_and_verify_report_each_failure(run: Run, client: Client) -> Non
     assert checked["problems"] == {"b": ["message 'm1': its parent is missing"]}
 
 
+def test_jobs_tell_what_they_did(run: Run, client: Client) -> None:
+    client.get("a")
+    done = run("drain", "n")
+    assert done.exit_code == 0
+    assert "0.25 s" in done.stdout
+    assert "2 conversations moved" in done.stderr
+    client.broken.add("b")
+    done = run("drain", "n1", "--json")
+    assert done.exit_code == deployment.PARTLY
+    assert json.loads(done.stdout)["failed"] == {"b": "digests differ"}
+    assert run("drain", "n1", "--undo").stdout == "n1 takes conversations again\n"
+    assert run("drain", "other").exit_code == deployment.USAGE
+    done = run("rebalance")
+    assert done.exit_code == deployment.FAILED
+    assert "rebalance-1 was cancelled" in done.stderr
+    shown = run("jobs").stdout
+    assert "drain-1" in shown
+    assert "1 job under way" in shown
+    (job,) = json.loads(run("jobs", "--json").stdout)
+    assert (job["state"], job["moved"], job["total"]) == ("running", 2, 7)
+    assert run("jobs", "--cancel", "drain-1").stdout == "drain-1 is given up\n"
+    done = run("jobs", "--cancel", "x")
+    assert (done.exit_code, "none is 'x'" in done.stderr) == (deployment.USAGE, True)
+
+
 def test_hibernate_and_delete(run: Run, client: Client) -> None:
     client.get("a")
     assert run("hibernate", "a").stdout == "a is hibernated\n"
@@ -370,7 +429,7 @@ def test_every_command_has_a_help_and_the_common_options() -> None:
     names = [command.name for command in app.registered_commands]
     assert names == [
         "demo", "up", "health", "ls", "show", "append", "search", "hibernate", "delete", "import",
-        "export", "status", "migrate", "drain", "verify", "top", "doctor",
+        "export", "status", "migrate", "verify", "drain", "rebalance", "jobs", "top", "doctor",
     ]  # fmt: skip
     for name in names:
         shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(name), "--help"]).stdout

@@ -10,6 +10,7 @@ import pytest
 from router.administration import Administration
 from router.agent import NodeFacts
 from router.directory import Directory, Owner, State
+from router.jobs import Jobs
 from router.leases import Leases
 from router.relocation import Relocation
 from router.router import Router
@@ -46,6 +47,7 @@ class Deployment:
         self.upkeep = Upkeep(self.router)
         self.administration = Administration(self.router)
         self.relocation = Relocation(self.router)
+        self.jobs = Jobs(self.router, self.relocation, bytes_min=1)
 
     async def resolve(self, name: str, failed: Address | None) -> Address:
         return await self.router.resolve(name, None if failed is None else failed.epoch)
@@ -57,6 +59,7 @@ class Deployment:
         """End as a killed process does: nothing is put in order."""
         assert self.upkeep._tending is not None
         self.upkeep._tending.cancel()
+        await self.jobs.close()
         await self.router.pool.close()
         self.directory.close()
 
@@ -81,6 +84,7 @@ class World:
     async def start(self, **settings: Any) -> Deployment:
         life = Deployment(self.root, self.cluster, **settings)
         await life.upkeep.start("node-0")
+        await life.jobs.resume()
         self.lives.append(life)
         return life
 
@@ -473,47 +477,6 @@ async def test_an_unknown_node_is_named(world: World) -> None:
 
 
 # ------------------------------------------------------------------------------------- nodes
-
-
-async def test_a_drain_empties_a_node_of_what_only_it_can_open(world: World) -> None:
-    life = await world.start()
-    for i in range(5):
-        await life.get(f"c{i}").append_message(message("m"))
-    await life.administration.hibernate("c0")
-    with pytest.raises(NoCapacityError):
-        await life.relocation.start_drain("node-0")
-    world.cluster.roots["node-1"] = world.root.parent / "other-disk"
-    await life.relocation.start_drain("node-0")
-    report = await life.relocation.drain_report("node-0")
-    assert (report.moved, report.failed) == (5, {})
-    assert {one.target_node_id for one in report.reports} == {"node-1"}
-    assert life.relocation.drain_progress("node-0").done
-    for i in range(5):
-        assert await ids(life.get(f"c{i}")) == ["m"]
-        serving = life.router.serving(f"c{i}")
-        assert serving is not None
-        assert serving.slot.node_id == "node-1"
-    nodes = {node.node_id: node for node in await life.administration.nodes()}
-    assert (nodes["node-0"].state, nodes["node-0"].active) == ("draining", 0)
-    await life.relocation.undrain("node-0")
-    nodes = {node.node_id: node for node in await life.administration.nodes()}
-    assert nodes["node-0"].state == "alive"
-
-
-async def test_a_drain_of_a_node_on_a_shared_disk_only_lets_go(world: World) -> None:
-    world.cluster.roots["node-1"] = world.root
-    life = await world.start()
-    for i in range(4):
-        await life.get(f"c{i}").append_message(message("m"))
-    await life.relocation.start_drain("node-0")
-    report = await life.relocation.drain_report("node-0")
-    assert report.failed == {}
-    assert report.reports == ()
-    for i in range(4):
-        assert await ids(life.get(f"c{i}")) == ["m"]
-        serving = life.router.serving(f"c{i}")
-        assert serving is not None
-        assert serving.slot.node_id == "node-1"
 
 
 async def test_a_node_that_is_gone_takes_its_actors_along(world: World) -> None:
