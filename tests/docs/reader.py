@@ -15,12 +15,12 @@ import contextlib
 import doctest
 import inspect
 import io
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from .blocks import Block, blocks_of
+from .shell import Shell
 
 COMMAND_S = 120
 RUN = ("python", "bash")
@@ -31,6 +31,7 @@ class Reader:
 
     def __init__(self, modules: Path) -> None:
         self.modules = modules
+        self.shell = Shell()
         self.names: dict[str, Any] = {"__name__": "__main__"}
 
     def read(self, page: Path) -> int:
@@ -50,7 +51,14 @@ class Reader:
         """Run a block; returns what it prints."""
         if block.title:
             (self.modules / block.title).write_text(block.text)
-        return shell(block) if block.language == "bash" else self.python(block, runner)
+        return self.bash(block) if block.language == "bash" else self.python(block, runner)
+
+    def bash(self, block: Block) -> str:
+        """Run a block of shell commands."""
+        done = self.shell.run(block.text, COMMAND_S)
+        if done.returncode:
+            sys.exit(f"{block}: exit code {done.returncode}\n{done.stdout}")
+        return done.stdout
 
     def python(self, block: Block, runner: asyncio.Runner) -> str:
         """Run a block of Python."""
@@ -71,21 +79,6 @@ class Reader:
         async with connect() as conversations:
             self.names["conversations"] = conversations
             await eval(code, self.names)
-
-
-def shell(block: Block) -> str:
-    """Run a block of shell commands, stopping at the first that fails."""
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", block.text],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=COMMAND_S,
-        check=False,
-    )
-    if done.returncode:
-        sys.exit(f"{block}: exit code {done.returncode}\n{done.stdout}")
-    return done.stdout
 
 
 def check(block: Block, printed: str) -> None:
