@@ -189,4 +189,5 @@ def _info(
         quota_bytes=entry.quota_bytes or router.settings.quota_bytes,
         created_at=iso_from_ms(entry.created_at),
         last_active_at=iso_from_ms(active_at),
+        replica_lag_s=None if found is None or router.failover is None else found.replica_lag_s,
     )

@@ -5,6 +5,7 @@
 `warning` someone to know; `ok` says that a check was made.
 """
 
+import asyncio
 import os
 import platform
 import resource
@@ -18,7 +19,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from sessions_actor.errors import StorageError
 from sessions_actor.limits import MIB
+from sessions_actor.replica import Durability
 
 from .models import ConversationInfo, NodeInfo
 from .render import count
@@ -34,6 +37,7 @@ WRITE_WARNING_S: Final = 0.5
 SKEW_WARNING_S: Final = 1.0
 SKEW_FAULT_S: Final = 60.0
 OPEN_FILES_MIN: Final = 4096
+LAG_WARNING_S: Final = 10.0
 
 assert SKEW_WARNING_S < SKEW_FAULT_S
 
@@ -59,6 +63,8 @@ class Facts:
     open_to_others: tuple[str, ...] = ()
     """Some files and folders that others than the owner may read."""
     lease_left_s: float | None = None
+    replica_error: str = ""
+    """What is wrong with its replication, if it is to have any."""
     skew_s: float = 0.0
     """How far its clock is from the asker's, as far as the time of the call tells."""
 
@@ -84,8 +90,7 @@ class Deployment:
     """Nodes that did not answer, and why."""
     known: tuple[NodeInfo, ...] = ()
     active: tuple[ConversationInfo, ...] = ()
-    replicated: bool = False
-    durability: str = "local"
+    durability: Durability = Durability.LOCAL
 
 
 # ------------------------------------------------------------------------------------- on a node
@@ -116,7 +121,9 @@ def about_here(node_id: str) -> Facts:
     )
 
 
-def examine(node_id: str, storage_root: str, namespace: str, router: str) -> Facts:
+def examine(
+    node_id: str, storage_root: str, namespace: str, router: str, durability: Durability
+) -> Facts:
     """Return a node's facts; runs there."""
     from sessions_actor.disk import root_here
     from sessions_actor.lease import lease_file, open_lease
@@ -137,6 +144,8 @@ def examine(node_id: str, storage_root: str, namespace: str, router: str) -> Fac
             total_bytes=usage.total,
             open_to_others=tuple(_open_to_others(root)),
         )
+        if durability is not Durability.LOCAL:
+            facts = replace(facts, replica_error=_replication(root))
     return replace(facts, clock_s=time.time())
 
 
@@ -155,6 +164,20 @@ def _probe(root: Path) -> tuple[str, float]:
     finally:
         probe.unlink(missing_ok=True)
     return "", time.perf_counter() - began
+
+
+def _replication(root: Path) -> str:
+    """Return what is wrong with a disk's replication; "" when its daemon answers."""
+    from sessions_actor.replica import socket_path
+
+    from .replication.daemon import answers
+    from .replication.engine import find_program
+
+    try:
+        find_program()
+    except StorageError as error:
+        return str(error)
+    return "" if asyncio.run(answers(socket_path(root))) else "its daemon does not answer"
 
 
 def _open_to_others(root: Path) -> Iterable[str]:
@@ -382,12 +405,32 @@ def _judge_capacity(deployment: Deployment) -> list[Finding]:
 
 
 def _judge_replicas(deployment: Deployment) -> list[Finding]:
-    if deployment.replicated:
-        text = f"on, durability {deployment.durability}"
-        return [Finding("ok", "replicas", "", text)]
-    text = "off: a disk that is lost takes its conversations along"
-    advice = "set replica_url, or back the storage folders up"
-    return [Finding("warning", "replicas", "", text, advice)]
+    if deployment.durability is Durability.LOCAL:
+        text = "off: a disk that is lost takes its conversations along"
+        advice = "set durability and replica_url, or back the storage folders up"
+        return [Finding("warning", "replicas", "", text, advice)]
+    serving = {node.node_id for node in deployment.known if node.active}
+    found = [
+        Finding(
+            "fault",
+            "replicas",
+            _name(node),
+            node.replica_error,
+            "see what Ray's log of its agent says; writes wait or go without a replica meanwhile",
+        )
+        for node in deployment.nodes
+        if node.replica_error and node.node_id in serving
+    ]
+    lags = {info.name: info.replica_lag_s or 0.0 for info in deployment.active}
+    behind = sorted(name for name, lag_s in lags.items() if lag_s > LAG_WARNING_S)
+    if behind:
+        number = count(len(behind), "conversation")
+        text = f"{number} more than {LAG_WARNING_S:.0f} s behind: {', '.join(behind[:5])}"
+        advice = "check that the nodes reach replica_url, and the credentials there"
+        found.append(Finding("fault", "replicas", "", text, advice))
+    most = max(lags.values(), default=0.0)
+    told = f"{deployment.durability.value}; at most {most:.1f} s behind"
+    return _or_ok(found, "replicas", told)
 
 
 def worst(findings: Sequence[Finding]) -> Level:

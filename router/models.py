@@ -19,7 +19,8 @@ MigrationPhase = Literal["waiting", "copying", "catching up", "verifying", "seal
 class ConversationInfo:
     """What the directory and the owner know of one conversation.
 
-    `node_id`, `actor_id` and `pid` are None while it hibernates.
+    `node_id`, `actor_id` and `pid` are None while it hibernates. `replica_lag_s` is how long its
+    replica has been behind, 0 when it is not; None while it hibernates, or has no replica.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ConversationInfo:
     quota_bytes: int
     created_at: str
     last_active_at: str
+    replica_lag_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from .deployment import UNSOUND, Deployment, command
 
 if TYPE_CHECKING:
     from ..client import Client
+    from ..settings import Settings
 
 # A node has to start a process before it answers.
 ANSWER_S = 60.0
@@ -64,7 +65,7 @@ async def _gather(client: "Client", namespace: str) -> checkup.Deployment:
     """Ask every node of the cluster, and the router for what is active."""
     settings = client.settings
     known, active = await asyncio.gather(client.nodes(), client.active(ACTIVE_LOOKED_AT))
-    asked = [_ask(node.node_id, str(settings.storage_root), namespace) for node in known]
+    asked = [_ask(node.node_id, namespace, settings) for node in known]
     answers = await asyncio.gather(*asked, return_exceptions=True)
     nodes, silent = [], {}
     for node, answer in zip(known, answers, strict=True):
@@ -81,12 +82,11 @@ async def _gather(client: "Client", namespace: str) -> checkup.Deployment:
         silent=silent,
         known=tuple(known),
         active=tuple(active),
-        replicated=bool(getattr(settings, "replica_url", None)),
-        durability=str(getattr(settings, "durability", "local")),
+        durability=settings.durability,
     )
 
 
-async def _ask(node_id: str, storage_root: str, namespace: str) -> checkup.Facts:
+async def _ask(node_id: str, namespace: str, settings: "Settings") -> checkup.Facts:
     """Run the examination on a node; its clock is compared over the shortest of two calls."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -100,7 +100,7 @@ async def _ask(node_id: str, storage_root: str, namespace: str) -> checkup.Facts
     for _ in range(2):  # the first one waits for a process to start
         began = time.time()
         asked = task.options(scheduling_strategy=there).remote(
-            node_id, storage_root, namespace, ROUTER_NAME
+            node_id, str(settings.storage_root), namespace, ROUTER_NAME, settings.durability
         )
         facts: checkup.Facts = await asyncio.wait_for(asked, ANSWER_S)
         ended = time.time()

@@ -137,8 +137,9 @@ def _conversations(sight: Sight, sizes_before: Mapping[str, int], elapsed_s: flo
         "SIZE",
         "QUOTA",
         "GROWTH",
+        "REPLICA",
         "IDLE",
-        right=("SIZE", "QUOTA", "GROWTH", "IDLE"),
+        right=("SIZE", "QUOTA", "GROWTH", "REPLICA", "IDLE"),
     )
     for info in sight.active:
         before = sizes_before.get(info.name)
@@ -152,6 +153,16 @@ def _conversations(sight: Sight, sizes_before: Mapping[str, int], elapsed_s: flo
             size(info.file_bytes),
             f"{info.file_bytes / info.quota_bytes:.0%}",
             growth,
+            _lag(info),
             f"{idle_s(info, sight.at_s):,.0f} s",
         )
     return shown
+
+
+def _lag(info: "ConversationInfo") -> Text:
+    """Say how far a replica is behind; nothing where there is none."""
+    if info.replica_lag_s is None:
+        return Text()
+    if not info.replica_lag_s:
+        return Text("in step", style="green")
+    return Text(f"{info.replica_lag_s:.1f} s behind", style="yellow")

@@ -12,10 +12,11 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from router import checkup
+from router import Settings, checkup
 from router.cli import app, doctor
 from router.cli.watching import Sight, screen
 from router.models import ConversationInfo, NodeInfo
+from sessions_actor.replica import Durability
 
 from .test_cli import Client, Run, client, run  # noqa: F401  (fixtures)
 
@@ -78,7 +79,9 @@ def test_top_into_a_pipe_looks_once(run: Run, client: Client) -> None:  # noqa: 
 
 
 def test_growth_is_what_came_since_the_look_before() -> None:
-    sight = Sight(1.8e9, 0.001, [NODE], [info("alice", 5_000_000), info("bob", 4096)])
+    sight = Sight(
+        1.8e9, 0.001, [NODE], [info("alice", 5_000_000), info("bob", 4096, replica_lag_s=3.5)]
+    )
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(screen(sight, {"alice": 1_000_000, "bob": 4096}, 2.0))
     lines = console.export_text().splitlines()
@@ -86,6 +89,7 @@ def test_growth_is_what_came_since_the_look_before() -> None:
     (bob,) = [line for line in lines if "bob" in line]
     assert "2.0 MB/s" in alice
     assert "/s" not in bob
+    assert "3.5 s behind" in bob
 
 
 VERSIONS = {"Python": "3.11", "Ray": "2.60", "sessions-actor": "1", "SQLite": "3.51"}
@@ -109,7 +113,7 @@ def facts(node_id: str = NODE.node_id, **more: Any) -> checkup.Facts:
 
 def judged(*nodes: checkup.Facts, **more: Any) -> list[checkup.Finding]:
     """Judge a deployment; returns what is not well."""
-    fields = {"known": (NODE,), "replicated": True, **more}
+    fields = {"known": (NODE,), "durability": Durability.ASYNC, **more}
     found = checkup.judge(checkup.Deployment(here=facts("here"), nodes=nodes, **fields))
     assert all(finding.advice for finding in found if finding.level != "ok")
     return [finding for finding in found if finding.level != "ok"]
@@ -118,7 +122,9 @@ def judged(*nodes: checkup.Facts, **more: Any) -> list[checkup.Finding]:
 def test_a_deployment_that_is_well() -> None:
     assert judged(facts()) == []
     assert (
-        checkup.worst(checkup.judge(checkup.Deployment(facts(), (facts(),), replicated=True)))
+        checkup.worst(
+            checkup.judge(checkup.Deployment(facts(), (facts(),), durability=Durability.REPLICATED))
+        )
         == "ok"
     )
 
@@ -139,6 +145,7 @@ def test_a_deployment_that_is_well() -> None:
         ("clocks", "warning", {"skew_s": -3.0}),
         ("clocks", "fault", {"skew_s": 90.0}),
         ("open files", "warning", {"open_files_max": 1024}),
+        ("replicas", "fault", {"replica_error": "its daemon does not answer"}),
     ],
 )
 def test_what_is_wrong_on_a_node(check: str, level: str, changes: dict[str, Any]) -> None:
@@ -160,7 +167,8 @@ def test_what_is_wrong_on_a_node(check: str, level: str, changes: dict[str, Any]
             "warning",
             {"known": (NodeInfo(NODE.node_id, "h", "draining", "d", 1, 0, 9),)},
         ),
-        ("replicas", "warning", {"replicated": False}),
+        ("replicas", "warning", {"durability": Durability.LOCAL}),
+        ("replicas", "fault", {"active": (info("alice", replica_lag_s=60.0),)}),
     ],
 )
 def test_what_is_wrong_with_the_whole(check: str, level: str, changes: dict[str, Any]) -> None:
@@ -175,15 +183,17 @@ def test_a_node_that_serves_nothing_needs_no_lease() -> None:
 def test_the_probe_of_a_storage_root(tmp_path: Any) -> None:
     root = tmp_path / "data"
     root.mkdir(mode=0o700)
-    well = checkup.examine("n", str(root), "test", "router")
+    well = checkup.examine("n", str(root), "test", "router", Durability.LOCAL)
     assert (well.storage_error, well.open_to_others) == ("", ())
     assert well.write_s > 0
     assert well.total_bytes > 0
     assert list(root.iterdir()) == []
     (root / "readable").touch(mode=0o644)
     (root / "readable").chmod(0o644)
-    assert checkup.examine("n", str(root), "test", "router").open_to_others == (f"{root}/readable",)
-    missing = checkup.examine("n", str(tmp_path / "later"), "test", "router")
+    assert checkup.examine("n", str(root), "test", "router", Durability.LOCAL).open_to_others == (
+        f"{root}/readable",
+    )
+    missing = checkup.examine("n", str(tmp_path / "later"), "test", "router", Durability.LOCAL)
     assert (missing.storage_error, missing.total_bytes) == ("", 0)
 
 
@@ -198,10 +208,7 @@ def test_doctor_reports_and_exits_by_what_it_finds(
     client: Client,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Settings:
-        storage_root = "/data"
-
-    client.settings = Settings()  # type: ignore[attr-defined]
+    client.settings = Settings(storage_root="/data")  # type: ignore[attr-defined]
     full = facts("n1", free_bytes=1)
 
     async def ask(node_id: str, *rest: Any) -> checkup.Facts:
