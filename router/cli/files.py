@@ -62,7 +62,12 @@ async def import_files(
     ],
     form: Annotated[
         str,
-        typer.Option("--format", "-f", help=f"One of auto, {', '.join(IMPORTERS)}."),
+        typer.Option(
+            "--format",
+            "-f",
+            help=f"One of auto, {', '.join(IMPORTERS)}.",
+            autocompletion=lambda: ["auto", *IMPORTERS],
+        ),
     ] = "auto",
     name: Annotated[
         str | None,
@@ -185,7 +190,13 @@ async def export(
     ] = False,
     prefix: Annotated[str, typer.Option("--prefix", help="Every one whose name begins so.")] = "",
     form: Annotated[
-        str, typer.Option("--format", "-f", help=f"One of {', '.join(EXPORTERS)}.")
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            help=f"One of {', '.join(EXPORTERS)}.",
+            autocompletion=lambda: list(EXPORTERS),
+        ),
     ] = "jsonl",
     file: Annotated[
         Path | None,
