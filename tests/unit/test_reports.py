@@ -26,6 +26,12 @@ Events = Callable[[], list[dict[str, Any]]]
 SECRET = "what nobody else should read"
 
 
+@pytest.fixture(autouse=True)
+def _nobody_else_looks() -> None:
+    """Actors that other tests killed in this process still look at their files."""
+    meters.REGISTRY._before.clear()
+
+
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     found = World(tmp_path / "data")
@@ -169,10 +175,12 @@ async def test_the_gauges_of_a_router_follow_what_it_holds(world: World) -> None
         await life.administration.hibernate("carol")
         watch._total = await census(life.router)
         meters.REGISTRY.drain()
-        assert meters.CONVERSATIONS.value("active") == 2
-        assert meters.CONVERSATIONS.value("hibernated") == 1
-        assert meters.ACTORS.value("node-0", "active") == 2
-        assert meters.ACTORS.value("node-0", "idle") == 1
+        active, actors = len(life.router.servings()), len(life.router.pool.slots)
+        assert 1 <= active <= 2, "an idle one may have made room for the next"
+        assert meters.CONVERSATIONS.value("active") == active
+        assert meters.CONVERSATIONS.value("hibernated") == 3 - active
+        assert meters.ACTORS.value("node-0", "active") == active
+        assert meters.ACTORS.value("node-0", "idle") == actors - active
         assert meters.ACTORS_MAX.value("node-0") == 3
         assert meters.NODE_DRAINING.value("node-0") == 0
         assert meters.DISK_FREE_BYTES.value() is not None
