@@ -248,6 +248,22 @@ def engine_folder(path: str) -> str:
     return os.path.join(folder, f".{name}-litestream")
 
 
+def settled_at(path: str) -> int | None:
+    """Return when a closed database was last written to, in ns; None while a log stands by it."""
+    try:
+        if os.path.exists(path + "-wal") and os.path.getsize(path + "-wal"):
+            return None
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return None
+
+
+def settle(path: str, at_ns: int) -> None:
+    """Date a closed database, so that whoever writes to it later is seen; see `settled_at`."""
+    with contextlib.suppress(OSError):
+        os.utime(path, ns=(at_ns, at_ns))
+
+
 def remove_database(path: str | os.PathLike[str]) -> None:
     """Remove a database with its companions, durably; an absent one is fine.
 

@@ -123,6 +123,15 @@ class SqlStorage:
     def __init__(self, db: apsw.Connection, gate: Gate) -> None:
         self._db, self._gate = db, gate
         self._writers: set[str] = set()
+        self._watched: dict[str, bool] = {}
+
+    def watch(self, word: str) -> None:
+        """Note from now on whether a statement that writes names a table so; see `named`."""
+        self._watched[word] = False
+
+    def named(self, word: str) -> bool:
+        """Tell whether a statement that may have written named a watched word."""
+        return self._watched[word]
 
     def exec(self, query: str, *params: Any) -> SqlCursor:
         """Run one or more statements; their parameters follow one another.
@@ -175,6 +184,8 @@ class SqlStorage:
         for row in cursor.execute(query, bindings):
             rows.append(row)  # a next statement empties it
         if writes:
+            for word in self._watched:
+                self._watched[word] |= word in query.lower()
             # A loop of small statements inside one op must not outrun the quota by far.
             self._gate.check_growth()
         return SqlCursor(columns, rows, self._db.total_changes() - written_before)

@@ -9,6 +9,7 @@ again).
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
@@ -22,12 +23,16 @@ from .database_file import (
     connect,
     make_parent,
     prepare,
+    settle,
+    settled_at,
 )
 from .errors import SessionsActorError, StorageCorruptError
 from .gate import META_TABLE, Gate
 from .keyvalue import KeyValue
 from .limits import QUOTA_BYTES_DEFAULT
 from .sql import Bindings, SqlStorage
+
+_CLOSED_AT = "closed_at_ns"
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -103,6 +108,7 @@ class Storage:
             self._lock.acquire()
         try:
             prepare(self._path)
+            settled = settled_at(self._path)
             self._db = connect(self._path, vfs)
         except BaseException:
             self._lock.release()
@@ -116,6 +122,8 @@ class Storage:
         self.sql = SqlStorage(self._db, self._gate)
         self.kv = KeyValue(self._db, self._gate, self.fetch)
         self.meta = Meta(self)
+        self._untouched = settled is not None and settled == self.meta.get(_CLOSED_AT)
+        self._on_close: list[Callable[[], Mapping[str, str]]] = []
 
     # ----------------------------------------------------------------------- statements, fast
 
@@ -230,6 +238,10 @@ class Storage:
         """Call back once, with the reason, when a commit fails or the disk does."""
         self._gate.on_broken(callback)
 
+    def on_close(self, callback: Callable[[], Mapping[str, str]]) -> None:
+        """Ask for `meta` values to leave in the file when it is closed; see `untouched`."""
+        self._on_close.append(callback)
+
     # ------------------------------------------------------------------------ entries, waiting
 
     @overload
@@ -312,6 +324,17 @@ class Storage:
         self._gate.check()
         return self._gate.used_bytes
 
+    @property
+    def untouched(self) -> bool:
+        """Whether nobody wrote to the file since values were left in it by `on_close`.
+
+        Such values may say what would take long to find out. The file's own time of change tells:
+        it is set when the file is closed, to the time that is written in it, and whatever writes
+        to it later, of whatever program, moves it. A crash, a copy, an older version leave a
+        file that counts as touched.
+        """
+        return self._untouched
+
     def data_tables(self) -> tuple[str, ...]:
         """Return the ordinary tables, sorted: what a copy of the conversation has to carry.
 
@@ -356,14 +379,35 @@ class Storage:
             return
         if self._gate.in_op:
             raise RuntimeError("an op cannot close the storage it runs in")
+        closed_at = None
         try:
+            closed_at = self._leave()
             self._gate.close()
         finally:
             self._closed = True
             try:
                 self._close_connection()
+                if closed_at is not None and self._gate.broken is None:
+                    settle(self._path, closed_at)
             finally:
                 self._lock.release()
+
+    def _leave(self) -> int | None:
+        """Write what `on_close` was asked for; return the time to date the file with."""
+        if self._is_replicated:
+            return None  # its log stays, so the file will count as touched
+        values = {key: text for ask in self._on_close for key, text in ask().items()}
+        if not values or self._gate.broken is not None:
+            return None
+        unchanged = self._untouched and not self._db.total_changes()
+        if unchanged and values.items() <= self.meta.get_all().items():
+            return None  # all of it stands
+        closed_at = time.time_ns()
+        try:
+            self.meta.put(values | {_CLOSED_AT: closed_at})
+        except (SessionsActorError, apsw.Error):
+            return None  # the next opener looks for itself
+        return closed_at
 
     def _close_connection(self) -> None:
         if self._gate.broken is None and not self._is_replicated:

@@ -14,6 +14,7 @@ import uuid
 import weakref
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..attachments import may_hold_pointer
 from ..limits import WINDOW_BYTES_MAX
@@ -34,6 +35,7 @@ from .store import Clock, Store
 from .sums import sum_path
 from .walks import PathRow
 
+_TABLES = "cf_agents_session_"
 _NEAR_ROWS = 256
 _RECENT_TEXT_BYTES = WINDOW_BYTES_MAX // SURVEY_ROWS
 _ORDERS_KEPT = 2
@@ -53,6 +55,17 @@ class Totals:
     overlaid_tokens: float
     endpoints: set[str] = field(default_factory=set)
     leaf_hidden: bool = False
+
+    def sums(self) -> list[Any]:
+        """All but the leaf, as JSON values."""
+        ends = sorted(self.endpoints)
+        return [self.length, self.content_bytes, self.overlaid_tokens, ends, self.leaf_hidden]
+
+    @classmethod
+    def of(cls, leaf_id: str, sums: list[Any]) -> Totals:
+        """Make them of what `sums` gave."""
+        length, size, tokens, ends, hidden = sums
+        return cls(leaf_id, length, size, tokens, set(ends), hidden)
 
 
 class Engine:
@@ -74,6 +87,25 @@ class Engine:
         self._walkers: dict[str, weakref.WeakSet[Walker]] = {}
         self._orders: dict[str, RowOrder] = {}
         storage.on_rollback(self._totals.clear)
+        self._take_over()
+        storage.sql.watch(_TABLES)
+        storage.on_close(self._to_leave)
+
+    def _take_over(self) -> None:
+        for session_id, leaf_id, sums in self.store.tails.sums_left():
+            self._totals[session_id] = Totals.of(leaf_id, sums)
+
+    def forget(self) -> None:
+        """Drop what is remembered of rows: some were written past this engine."""
+        self.store.forget()
+        self._totals.clear()
+
+    def _to_leave(self) -> dict[str, str]:
+        """What the next activation may begin with, if nobody writes in between."""
+        if self.storage.sql.named(_TABLES):
+            return {}  # the host wrote past this engine
+        sums = {session_id: totals.sums() for session_id, totals in self._totals.items()}
+        return self.store.tails.to_leave(sums)
 
     # ------------------------------------------------------------------ writes
 

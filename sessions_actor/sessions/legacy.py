@@ -44,7 +44,7 @@ def lift(engine: Engine, emit: Emit) -> bool:
         for table in _DROPPED:
             if schema.table_exists(engine.storage.connection, table):
                 engine.storage.connection.execute(f"DROP TABLE {table}")
-        engine.store.forget()
+        engine.forget()
 
     tables = [*_LIFTED, *_DROPPED]
     if any(schema.table_exists(engine.storage.connection, table) for table in tables):

@@ -21,6 +21,7 @@ from . import schema
 from .deletion import delete
 from .payloads import Payloads
 from .sql import Database, marks, windows
+from .tails import Tail, Tails
 from .walks import SIZED_WALK, WALK, PathRow
 
 _MISSING_KEY = "cf_agents:sessions_missing_parents"
@@ -31,13 +32,6 @@ _INSERT = (
     " content_chunks, token_estimate, created_at, content_hash)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-
-
-class Tail(NamedTuple):
-    """Where the next append goes: the active leaf and the next `seq`."""
-
-    leaf_id: str | None
-    next_seq: int
 
 
 class StoredRow(NamedTuple):
@@ -83,14 +77,14 @@ class Store:
         # A cursor kept for statements without rows left over costs half of `db.execute`.
         self._short = self._db.cursor().execute
         self.payloads = Payloads(self._db)
-        self._tails: dict[str, Tail] = {}
+        self.tails = Tails(storage)
         self._missing_parents: dict[str, set[str]] = {}
         self._marked: set[str] | None = None
         storage.on_rollback(self.forget)
 
     def forget(self) -> None:
         """Drop what is remembered of rows: something was rolled back."""
-        self._tails.clear()
+        self.tails.forget()
         self._missing_parents.clear()
         self._marked = None
 
@@ -164,17 +158,8 @@ class Store:
         return {row[0]: row for row in found}
 
     def tail(self, session_id: str) -> Tail:
-        """Find the active leaf and the next `seq`. Cost: once per activation, a scan by key."""
-        tail = self._tails.get(session_id)
-        if tail is None:
-            row = self._db.execute(
-                f"SELECT id, seq FROM {schema.MESSAGES} WHERE session_id = ?"
-                " ORDER BY seq DESC LIMIT 1",
-                (session_id,),
-            ).fetchone()
-            tail = Tail(None, 1) if row is None else Tail(row[0], row[1] + 1)
-            self._tails[session_id] = tail
-        return tail
+        """Find the active leaf and the next `seq`; see `Tails.get`."""
+        return self.tails.get(session_id)
 
     def session_ids(self) -> list[str]:
         """List the sessions that hold anything, in order. Cost: a key seek per session."""
@@ -263,7 +248,7 @@ class Store:
         """
         seq = self.tail(session_id).next_seq
         self._insert(session_id, row, seq, parent_id, created_at)
-        self._tails[session_id] = Tail(row.id, seq + 1)
+        self.tails.set(session_id, Tail(row.id, seq + 1))
         missing = self._missing_parents.get(session_id)
         if missing is not None:
             missing.discard(row.id)
@@ -374,9 +359,7 @@ class Store:
     def delete(self, session_id: str, ids: Iterable[str]) -> dict[str, str | None]:
         """Delete rows; see `deletion.delete`."""
         survivors = delete(self._db, self.payloads, session_id, ids)
-        tail = self._tails.get(session_id)
-        if tail is not None and tail.leaf_id in survivors:
-            del self._tails[session_id]
+        self.tails.deleted(session_id, survivors)
         return survivors
 
     def clear(self, session_id: str) -> None:
@@ -391,7 +374,7 @@ class Store:
         ):
             self._db.execute(f"DELETE FROM {table} WHERE session_id = ?", (session_id,))
         self.payloads.collect(orphans)
-        self._tails[session_id] = Tail(None, 1)
+        self.tails.set(session_id, Tail(None, 1))
         self._missing_parents.pop(session_id, None)
 
     # ------------------------------------------------------------------ imports
