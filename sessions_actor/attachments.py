@@ -15,10 +15,10 @@ Pure: payloads are handed out and asked for; where they are kept is not decided 
 
 import hashlib
 import re
-from base64 import b64encode
-from binascii import a2b_base64
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
+
+from pybase64 import b64decode, b64encode_as_string
 
 from .limits import WALK_DEPTH_MAX
 from .messages import SessionMessage
@@ -120,7 +120,7 @@ def restore(
                 if data is not None:
                     if field == "url" and header is None:
                         header = _own_header(part) or f"data:{_DEFAULT_MEDIA_TYPE};base64,"
-                    changes[field] = (header or "") + b64encode(data).decode()
+                    changes[field] = (header or "") + b64encode_as_string(data)
         return changes
 
     return _with_fields(message, fields)
@@ -190,12 +190,12 @@ def _payload(text: str, media_type: str) -> Payload | None:
     if media_type.startswith("text/") or len(text) % 4:
         return None
     try:
-        data = a2b_base64(text, strict_mode=True)
+        data = b64decode(text, validate=True)
     except ValueError:
         return None
     # Strict decoding leaves one doubt: bits behind the last byte, which are not all zero.
     end = (len(data) - 1) // 3 * 3 if data else 0
-    return Payload(data, media_type) if b64encode(data[end:]) == text[-4:].encode() else None
+    return Payload(data, media_type) if b64encode_as_string(data[end:]) == text[-4:] else None
 
 
 def _with_fields(message: SessionMessage, fields: _Fields) -> SessionMessage:
