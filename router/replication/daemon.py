@@ -22,7 +22,7 @@ from sessions_actor.database_file import make_parent
 from sessions_actor.errors import StorageError
 from sessions_actor.replica import ControlSocket, socket_path
 
-from .engine import END_SYNC_S, config, find_program
+from .engine import END_SYNC_S, config, environment, find_program
 
 LOCK_FILE: Final = "replication.lock"
 CONFIG_FILE: Final = "replication.json"
@@ -142,6 +142,7 @@ class Daemon:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             cwd=str(self._root),
+            env=environment(),
             pass_fds=(lock,),
             start_new_session=True,
         )

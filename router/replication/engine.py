@@ -69,6 +69,19 @@ def _version_of(program: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match.groups())
 
 
+def environment() -> dict[str, str]:
+    """Return the environment that the engine runs in.
+
+    It brings an HTTP client of its own, which does not take AWS_CA_BUNDLE and fails where that is
+    set: the same certificates go by the name that it reads.
+    """
+    found = dict(os.environ)
+    bundle = found.pop("AWS_CA_BUNDLE", None)
+    if bundle is not None:
+        found.setdefault("SSL_CERT_FILE", bundle)
+    return found
+
+
 def config(socket: str, *, retention_s: float, exact_s: float) -> str:
     """Return the daemon's configuration. JSON is YAML.
 
@@ -122,6 +135,7 @@ async def run(arguments: Sequence[str], *, timeout_s: float) -> str:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        env=environment(),
     )
     try:
         out, err = await asyncio.wait_for(process.communicate(), timeout_s)
