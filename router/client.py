@@ -9,7 +9,9 @@ import asyncio
 import contextlib
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable
+from datetime import datetime
+from pathlib import Path
 from typing import Any, Final, Self
 
 import ray
@@ -19,13 +21,17 @@ from sessions_actor.handle import ConversationHandle
 from .bootstrap import join_or_start
 from .cluster import answer
 from .models import (
+    BackupReport,
     ConversationInfo,
     JobInfo,
     JobReport,
     MigrationProgress,
     MigrationReport,
     NodeInfo,
+    RestorePoint,
+    RestoreReport,
 )
+from .replication.backup import back_up, compare
 from .resolver import RouterResolver
 from .service import router_handle
 from .settings import Settings
@@ -44,6 +50,7 @@ Lines = list[str]
 Nodes = list[NodeInfo]
 Infos = list[ConversationInfo]
 Jobs = list[JobInfo]
+Points = list[RestorePoint]
 
 
 class NameList(AsyncIterator[str]):
@@ -217,6 +224,72 @@ class Client:
         """
         await self.info(name)
         return await self.get(name).verify()
+
+    # ------------------------------------------------------------------------------ replicas
+
+    async def restore_points(self, name: str) -> Points:
+        """List the moments that a conversation can be restored to, oldest first.
+
+        Each is the second in which something was copied; a restore may name any moment from the
+        first on. A deleted conversation has them until its grace is over.
+        Raises: ConversationNotFoundError when it has no replica; StorageError; RuntimeError in a
+            deployment without replicas.
+        """
+        found: Points = await self._ask("restore_points", name)
+        return found
+
+    async def restore(
+        self,
+        name: str,
+        *,
+        at: datetime | None = None,
+        to: str | None = None,
+        in_place: bool = False,
+    ) -> RestoreReport:
+        """Bring back a conversation as it was at a moment, in a conversation beside it.
+
+        Args:
+            at: the moment, with its time zone; None: the newest that its replica holds.
+            to: the name of the new conversation; None: the old one's with the moment. It must be
+                free.
+            in_place: give the conversation itself the content of that moment; what it holds now
+                is kept under `to`.
+        Raises: ConversationNotFoundError when nothing is left of that moment; ValueError when the
+            name is taken; StorageError; RuntimeError in a deployment without replicas.
+        """
+        report: RestoreReport = await self._ask("restore", name, at, to, in_place)
+        return report
+
+    async def verify_replica(self, name: str) -> Lines:
+        """Restore a conversation's replica elsewhere and compare every table; list what differs.
+
+        Raises: ConversationNotFoundError; RuntimeError in a deployment without replicas;
+            StorageError when the replica cannot be restored.
+        Cost: reads the replica and the conversation once, where that is.
+        """
+        await self.info(name)
+        return await compare(self._resolver, name)
+
+    async def back_up(
+        self,
+        folder: str | Path,
+        names: Iterable[str] | None = None,
+        *,
+        progress: Callable[[int, str], object] | None = None,
+    ) -> BackupReport:
+        """Write a consistent copy of each conversation to a folder here, while all are served.
+
+        A copy is the conversation's SQLite file as it was at one moment: `open_object` opens it.
+        `backup.jsonl` beside the copies tells whose each is, with its size and SHA-256; a folder
+        that holds an earlier backup gets the new copies in their place, each whole or not at all.
+
+        Args:
+            names: None: every conversation there is.
+            progress: called with how many are done, and the name.
+        Raises: StorageError when the folder cannot be written.
+        """
+        chosen = names if names is not None else await self.list()
+        return await back_up(self._resolver, Path(folder), chosen, progress)
 
     # ------------------------------------------------------------------------------- nodes
 

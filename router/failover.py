@@ -39,7 +39,7 @@ class FailOver:
     def __init__(self, router: "Router", replicas: Replicas, now: Callable[[], float]) -> None:
         assert isinstance(router.directory, ReplicatedDirectory)
         self._router, self._now = router, now
-        self._directory = router.directory
+        self.directory = router.directory
         self.replicas = replicas
         self._missing: dict[str, float] = {}
 
@@ -81,7 +81,7 @@ class FailOver:
         Returns: the row as it stands then; None when another epoch came in between.
         Raises: StorageError, StorageCorruptError when its replica cannot be used.
         """
-        generation = await self._directory.reserve_generation()
+        generation = await self.directory.reserve_generation()
         file = file_of(entry.name, generation)
         restoring = slot.actor.chore.remote(
             bring_back, file, entry.name, None, self._sources(entry)
@@ -92,12 +92,12 @@ class FailOver:
             raise StorageError(url, "the replica is gone, and so is the disk that it was made of")
         if found is not None and found.epoch > entry.epoch:
             # The directory itself was brought back as it was earlier: follow the file.
-            await self._directory.raise_epoch(entry.name, entry.epoch, found.epoch)
+            await self.directory.raise_epoch(entry.name, entry.epoch, found.epoch)
             await answer(slot.actor.chore.remote(drop_file, file))
-            raised = self._directory.get(entry.name)
+            raised = self.directory.get(entry.name)
             return None if raised is None else await self.claim(raised, slot)
         owner = Owner(slot.node_id, slot.actor_name, slot.disk_id)
-        claimed = await self._directory.fail_over(
+        claimed = await self.directory.fail_over(
             entry.name,
             entry.epoch,
             entry.disk_id,
@@ -114,7 +114,7 @@ class FailOver:
 
         Raises: OSError, StorageError when that is not possible now.
         """
-        directory = self._directory
+        directory = self.directory
         for spent in directory.spent.due() if self.replicas.base.listed else ():
             await self.replicas.remove(spent.name, spent.up_to)
             await directory.spent.removed(spent)
@@ -137,7 +137,7 @@ class FailOver:
         """Note that the line of a file is complete for the first time, up to a transaction."""
         if position == 0 or entry.line == entry.generation:
             return
-        await self._directory.note_line(entry.name, entry.epoch, position)
+        await self.directory.note_line(entry.name, entry.epoch, position)
         await self._note(_record_of(entry))
 
     async def _note(self, record: Record) -> None:

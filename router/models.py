@@ -127,3 +127,37 @@ class JobReport:
     failed: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePoint:
+    """A moment that a conversation can be restored to, and the file whose replica holds it."""
+
+    at: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What a restore made.
+
+    `source` was restored as of `at` (None: as it is) to `name`; `kept_as` is where a restore in
+    place kept what was there.
+    """
+
+    name: str
+    source: str
+    at: str | None
+    generation: int
+    kept_as: str | None
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class BackupReport:
+    """What a backup wrote: one file for each conversation, and what it could not copy."""
+
+    folder: str
+    conversations: int
+    bytes: int
+    failed: dict[str, str] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from sessions_actor.names import check_name
 from sessions_actor.records import iso_from_ms
 
 from .cluster import Slot, answer
-from .directory import Entry, Owner, State
+from .directory import Entry, Owner, State, file_of
 from .failover import FailOver
 from .models import RestorePoint, RestoreReport
 from .placement import candidates
@@ -48,7 +48,7 @@ class Recovery:
         Each is the second of a copy; a restore may name any moment from the first on.
         Raises: ConversationNotFoundError when it has no replica; StorageError; RuntimeError.
         """
-        lines = await self._failover.replicas.lines(check_and_return(name), self._known(name))
+        lines = await self._failover.replicas.lines(name, self._known(name))
         if not lines:
             raise ConversationNotFoundError(name)
         return [
@@ -105,7 +105,7 @@ class Recovery:
             slot = await self._slot(name)
             try:
                 generation = await self._failover.directory.reserve_generation()
-                file = router.file_of(name, generation)
+                file = file_of(name, generation)
                 await self._bring(slot, file, name, line, at)
                 claimed = await self._failover.directory.fail_over(
                     name,
@@ -181,12 +181,6 @@ class Recovery:
             kept_as=kept,
             node_id=slot.node_id,
         )
-
-
-def check_and_return(name: str) -> str:
-    """Return a name that is one. Raises: ValueError."""
-    check_name(name)
-    return name
 
 
 def _text(moment: datetime) -> str:

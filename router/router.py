@@ -276,7 +276,7 @@ class Router:
             if claimed is None:
                 self.pool.release(slot)
             else:
-                serving = await self._start(claimed, slot, is_new=entry is None)
+                serving = await self.start(claimed, slot, is_new=entry is None)
                 if serving is not None:
                     return serving
             entry = self.directory.get(name)
@@ -325,7 +325,7 @@ class Router:
             return await self.directory.create(name, owner)
         return await self.directory.activate(name, entry.epoch, owner)
 
-    async def _start(self, entry: Entry, slot: Slot, *, is_new: bool) -> Serving | None:
+    async def start(self, entry: Entry, slot: Slot, *, is_new: bool) -> Serving | None:
         """Have an actor start what it was given in the directory; None when the actor died."""
         deadline = self.now() + LOCK_WAIT_S
         while True:

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -36,8 +37,11 @@ from .models import (
     MigrationProgress,
     MigrationReport,
     NodeInfo,
+    RestorePoint,
+    RestoreReport,
 )
 from .observing import Watch
+from .recovery import Recovery
 from .relocation import Relocation
 from .replicated_directory import ReplicatedDirectory
 from .replication import home
@@ -249,6 +253,17 @@ class RouterActor:
     async def cancel_job(self, job_id: str) -> bool:
         """See `Jobs.cancel`."""
         return await (await self._started()).jobs.cancel(job_id)
+
+    async def restore_points(self, name: str) -> list[RestorePoint]:
+        """See `Recovery.points`."""
+        return await Recovery((await self._started()).router).points(name)
+
+    async def restore(
+        self, name: str, at: datetime | None, to: str | None, in_place: bool
+    ) -> RestoreReport:
+        """See `Recovery.restore`."""
+        recovery = Recovery((await self._started()).router)
+        return await recovery.restore(name, at, to, in_place=in_place)
 
     async def undrain(self, node_id: str) -> None:
         """See `Jobs.undrain`."""
