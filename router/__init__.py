@@ -7,16 +7,20 @@ from .settings import Settings
 if TYPE_CHECKING:
     from .client import Client, connect
     from .models import (
+        BackupReport,
         ConversationInfo,
         JobInfo,
         JobReport,
         MigrationProgress,
         MigrationReport,
         NodeInfo,
+        RestorePoint,
+        RestoreReport,
     )
     from .sync import SyncClient, connect_sync
 
 __all__ = [
+    "BackupReport",
     "Client",
     "ConversationInfo",
     "JobInfo",
@@ -24,6 +28,8 @@ __all__ = [
     "MigrationProgress",
     "MigrationReport",
     "NodeInfo",
+    "RestorePoint",
+    "RestoreReport",
     "Settings",
     "SyncClient",
     "connect",
@@ -38,12 +44,15 @@ _HOMES = {
     "connect_sync": "sync",
 } | dict.fromkeys(
     (
+        "BackupReport",
         "ConversationInfo",
         "JobInfo",
         "JobReport",
         "MigrationProgress",
         "MigrationReport",
         "NodeInfo",
+        "RestorePoint",
+        "RestoreReport",
     ),
     "models",
 )

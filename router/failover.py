@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from sessions_actor.errors import StorageError
 
+from . import reports
 from .cluster import Slot, answer
 from .directory import Entry, Owner, State, file_of
 from .replicated_directory import ReplicatedDirectory
@@ -107,6 +108,9 @@ class FailOver:
         )
         if claimed is None:
             await answer(slot.actor.chore.remote(drop_file, file))
+        else:
+            position = None if found is None else found.position
+            reports.failed_over(entry.name, claimed.epoch, slot.node_id, entry.disk_id, position)
         return claimed
 
     async def remove_spent(self) -> None:

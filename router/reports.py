@@ -92,6 +92,19 @@ def owner_lost(serving: Serving) -> None:
     )
 
 
+def failed_over(name: str, epoch: int, node_id: str, disk_id: str, position: int | None) -> None:
+    """Note that a conversation came back from its replica; None: there was nothing to bring."""
+    log(
+        _WARNING,
+        "conversation.failed_over",
+        conversation=name,
+        epoch=epoch,
+        node=node_id,
+        lost_disk=disk_id,
+        position=position,
+    )
+
+
 def deleted(name: str, epoch: int) -> None:
     """Note that a conversation was deleted."""
     log(_INFO, "conversation.deleted", conversation=name, epoch=epoch)

@@ -10,20 +10,24 @@ import contextlib
 import inspect
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from sessions_actor.handle import ConversationHandle, SessionHandle
 from sessions_actor.reader import ChangeStream
 from sessions_actor.records import ChangeEvent
 
-from .client import Client, Infos, Jobs, Lines, Nodes
+from .client import Client, Infos, Jobs, Lines, Nodes, Points
 from .models import (
+    BackupReport,
     ConversationInfo,
     JobInfo,
     JobReport,
     MigrationProgress,
     MigrationReport,
+    RestoreReport,
 )
 from .settings import Settings
 
@@ -277,6 +281,35 @@ class SyncClient:
     def verify(self, name: str) -> Lines:
         """See `Client.verify`."""
         return shared_loop().run(self._client.verify(name))
+
+    def restore_points(self, name: str) -> Points:
+        """See `Client.restore_points`."""
+        return shared_loop().run(self._client.restore_points(name))
+
+    def restore(
+        self,
+        name: str,
+        *,
+        at: datetime | None = None,
+        to: str | None = None,
+        in_place: bool = False,
+    ) -> RestoreReport:
+        """See `Client.restore`."""
+        return shared_loop().run(self._client.restore(name, at=at, to=to, in_place=in_place))
+
+    def verify_replica(self, name: str) -> Lines:
+        """See `Client.verify_replica`."""
+        return shared_loop().run(self._client.verify_replica(name))
+
+    def back_up(
+        self,
+        folder: str | Path,
+        names: Iterable[str] | None = None,
+        *,
+        progress: Callable[[int, str], object] | None = None,
+    ) -> BackupReport:
+        """See `Client.back_up`."""
+        return shared_loop().run(self._client.back_up(folder, names, progress=progress))
 
     def migrate(
         self,

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import logging
 import math
 import os
 import re
@@ -26,9 +27,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from . import meters
 from .confirmation import Confirmation
 from .database_file import engine_folder
 from .errors import ReplicaUnavailableError
+from .logs import log
 from .storage import Storage
 
 # How long writes gather before an asynchronous sync; with the sync itself, well below a second.
@@ -184,6 +187,7 @@ class Replica:
         self._behind_since: float | None = None
         self._behind_next: float | None = None
         self._syncing = asyncio.Lock()
+        self._is_unreachable = False
         self._following: asyncio.Task[None] | None = None
         self._ended = False
 
@@ -219,21 +223,47 @@ class Replica:
 
         Raises: ReplicaUnavailableError when the daemon or the replica does not do it in time.
         """
+        async with self._syncing:
+            self._behind_next, began = None, time.monotonic()
+            try:
+                self._position = await self._synced()
+            except ReplicaUnavailableError as error:
+                meters.REPLICA_SYNCS.inc("error")
+                self._tell(error)
+                raise
+            else:
+                self._behind_since = self._behind_next
+                meters.REPLICA_SYNCS.inc("ok")
+                meters.REPLICA_SYNC_SECONDS.observe(time.monotonic() - began)
+                self._tell(None)
+            finally:
+                meters.REPLICATION_LAG_SECONDS.set(self.lag_s)
+
+    async def _synced(self) -> int:
+        """Have the daemon bring the replica up to date; returns up to which transaction."""
         seconds = math.ceil(self._spec.timeout_s)
         order = {"path": self._storage.path, "wait": True, "timeout": seconds}
-        async with self._syncing:
-            self._behind_next = None
-            try:
-                answer = await self._order("/sync", order)
-            except ReplicaUnavailableError as error:
-                if not _STATE_LOST.search(error.reason):
-                    raise
-                await self._start_over()
-                answer = await self._order("/sync", order)
-            if answer.get("replicated_txid", 0) < answer.get("txid", 0):
-                raise ReplicaUnavailableError("the replica is behind after a sync", 0.0)
-            self._position = answer.get("replicated_txid", 0)
-            self._behind_since = self._behind_next
+        try:
+            answer = await self._order("/sync", order)
+        except ReplicaUnavailableError as error:
+            if not _STATE_LOST.search(error.reason):
+                raise
+            await self._start_over()
+            answer = await self._order("/sync", order)
+        position: int = answer.get("replicated_txid", 0)
+        if position < answer.get("txid", 0):
+            raise ReplicaUnavailableError("the replica is behind after a sync", 0.0)
+        return position
+
+    def _tell(self, error: ReplicaUnavailableError | None) -> None:
+        """Log that the replica is out of reach, and that it is back, once each."""
+        if (error is not None) is self._is_unreachable:
+            return
+        self._is_unreachable = error is not None
+        if error is not None:
+            log(logging.WARNING, "replica.unreachable", path=self._storage.path, error=error)
+        else:
+            log(logging.INFO, "replica.reached", path=self._storage.path)
 
     async def finish(self) -> bool:
         """Bring the replica up to date and let go of the file; says whether that was done.

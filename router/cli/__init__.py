@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import conversations, doctor, files, jobs, operations, running, watching
+from . import conversations, doctor, files, jobs, operations, replicas, running, watching
 from .deployment import EXIT_CODES, SHARED_OPTIONS
 
 app = typer.Typer(
@@ -17,7 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (running, conversations, files, operations, jobs, watching, doctor):
+for module in (running, conversations, files, operations, jobs, replicas, watching, doctor):
     module.register(app)
 
 

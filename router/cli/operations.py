@@ -1,6 +1,7 @@
 """Commands of operation: status, migrate, verify."""
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -22,6 +23,7 @@ T = TypeVar("T")
 SIZED_MAX = 5_000
 MOVES_AT_ONCE = 4
 CHECKS_AT_ONCE = 4
+REPLICAS_SAMPLED = 20
 
 Names = Annotated[
     list[str] | None, typer.Argument(help="Names of conversations.", show_default=False)
@@ -260,18 +262,34 @@ async def node_of(client: "Client", wanted: str) -> str:
 
 
 async def verify(
-    deployment: Deployment, names: Names = None, everything: All = False, prefix: Prefix = ""
+    deployment: Deployment,
+    names: Names = None,
+    everything: All = False,
+    prefix: Prefix = "",
+    replicas: Annotated[
+        bool,
+        typer.Option("--replicas", help="Restore their replicas and compare every table instead."),
+    ] = False,
+    sample: Annotated[
+        int | None,
+        typer.Option("--sample", min=1, help="Only so many of them, drawn at random."),
+    ] = None,
 ) -> int:
     """Check conversations: SQLite's integrity, parents, references, index, digests.
 
-    Without a name, all of them.
+    Without a name, all of them; with --replicas, 20 drawn at random.
     """
     out = deployment.output
     async with deployment.connect() as client:
         everything = everything or not (names or prefix)
+        if replicas and everything and sample is None:
+            sample = REPLICAS_SAMPLED
         chosen = await _chosen(client, names, everything, prefix)
+        if sample is not None and sample < len(chosen):
+            chosen = sorted(random.sample(chosen, sample))
+        check = client.verify_replica if replicas else client.verify
         with out.progress("Verifying", len(chosen)) as bar:
-            found, failures = await _each(chosen, client.verify, bar.at, at_once=CHECKS_AT_ONCE)
+            found, failures = await _each(chosen, check, bar.at, at_once=CHECKS_AT_ONCE)
     faults = {name: problems for name, problems in sorted(found.items()) if problems}
     out.json(
         {
