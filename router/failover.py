@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .router import Router
 
 LOOK_S: Final = 0.1
+WATCH_S: Final = 0.5
 
 
 class FailOver:
@@ -64,6 +65,12 @@ class FailOver:
                 return bool(mounted)
             await asyncio.sleep(min(LOOK_S, patience_s))
             await router.pool.refresh()
+
+    async def until_gone(self, disk_id: str) -> None:
+        """Return when no live node mounts a disk; for as long as one does, never."""
+        while disk_id in self._mounted():
+            await asyncio.sleep(WATCH_S)
+            await self._router.pool.refresh()
 
     def _mounted(self) -> set[str | None]:
         return {view.disk_id for view in self._router.pool.views()}

@@ -100,8 +100,8 @@ def failed_over(name: str, epoch: int, node_id: str, disk_id: str, position: int
         conversation=name,
         epoch=epoch,
         node=node_id,
-        lost_disk=disk_id,
-        position=position,
+        source=disk_id,
+        outcome="empty" if position is None else "restored",
     )
 
 

@@ -43,7 +43,7 @@ from .following import Following
 from .leases import FIRST_TERM, Grant, Leases
 from .locks import NameLocks
 from .placement import candidates
-from .pool import EVICT_IDLE_S, TURN_AFTER_S, Pool
+from .pool import EVICT_IDLE_S, TURN_AFTER_S, Choose, Pool
 from .replication.replicas import Replicas
 from .settings import Settings
 
@@ -249,22 +249,25 @@ class Router:
         """
         entry = self.directory.get(name)
         machine_id: str | None = None
-        lost = entry is not None and await self._is_lost(entry)
-        if lost:
-            entry = self.directory.get(name)
-        elif entry is not None and entry.state is not State.HIBERNATED:
-            machine_id = await self.succeed(entry)
+        lost = False
+        if entry is not None and entry.state is not State.HIBERNATED:
+            lost = await self._is_lost(entry)
+            machine_id = None if lost else await self.succeed(entry)
             entry = self.directory.get(name)
         ghost = self._ghosts.pop(name, None)
         grow = ghost is not None and self.now() - ghost < GHOST_S
         for _ in range(ACTIVATION_TRIES_MAX):
+            if entry is not None and not lost and await self._is_lost(entry):
+                lost, entry = True, self.directory.get(name)
             choose = partial(
                 candidates,
                 disk_id=None if entry is None or lost else entry.disk_id,
                 machine_id=machine_id,
                 only=node_id,
             )
-            slot = await self.pool.acquire(name, choose, self.settings.capacity_wait_s, grow=grow)
+            slot = await self._acquire(name, choose, grow, None if lost else entry)
+            if slot is None:
+                continue
             if entry is not None and not lost and slot.disk_id != entry.disk_id:
                 self.pool.release(slot)  # its disk was not known before
                 continue
@@ -279,8 +282,7 @@ class Router:
                 serving = await self.start(claimed, slot, is_new=entry is None)
                 if serving is not None:
                     return serving
-            entry = self.directory.get(name)
-            lost = lost and claimed is None
+            entry, lost = self.directory.get(name), False
         raise NoCapacityError(len(self.pool.nodes))
 
     async def succeed(self, entry: Entry) -> str | None:
@@ -313,6 +315,33 @@ class Router:
             return False
         await self.failover.release(entry)
         return True
+
+    async def _acquire(
+        self, name: str, choose: Choose, grow: bool, entry: Entry | None
+    ) -> Slot | None:
+        """Get an actor that can open a conversation's file; None when its disk goes meanwhile."""
+        wait_s = self.settings.capacity_wait_s
+        if entry is None or self.failover is None:
+            return await self.pool.acquire(name, choose, wait_s, grow=grow)
+        acquiring = asyncio.ensure_future(self.pool.acquire(name, choose, wait_s, grow=grow))
+        watching = asyncio.ensure_future(self.failover.until_gone(entry.disk_id))
+        try:
+            await asyncio.wait({acquiring, watching}, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            acquiring.cancel()
+            acquiring.add_done_callback(self._give_back)
+            raise
+        finally:
+            watching.cancel()
+        if acquiring.done():
+            return acquiring.result()
+        acquiring.cancel()
+        acquiring.add_done_callback(self._give_back)
+        return None
+
+    def _give_back(self, acquired: asyncio.Future[Slot]) -> None:
+        if not acquired.cancelled() and acquired.exception() is None:
+            self.pool.release(acquired.result())
 
     async def _claim(
         self, name: str, entry: Entry | None, slot: Slot, *, lost: bool = False

@@ -49,6 +49,7 @@ _SAFE_TEXTS: Final = (
     errors.MigratingError,
     errors.OverloadedError,
     errors.NoCapacityError,
+    errors.ReplicaUnavailableError,
     errors.OutputGateBrokenError,
     errors.ReplicaUnavailableError,
     errors.ConversationNotFoundError,

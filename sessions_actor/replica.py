@@ -261,9 +261,9 @@ class Replica:
             return
         self._is_unreachable = error is not None
         if error is not None:
-            log(logging.WARNING, "replica.unreachable", path=self._storage.path, error=error)
+            log(logging.WARNING, "replica.unreachable", source=self._storage.path, error=error)
         else:
-            log(logging.INFO, "replica.reached", path=self._storage.path)
+            log(logging.INFO, "replica.reached", source=self._storage.path)
 
     async def finish(self) -> bool:
         """Bring the replica up to date and let go of the file; says whether that was done.

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from router.replication.engine import find_program
+from router.service import ROUTER_NAME
 from sessions_actor import open_object
 from sessions_actor.conversation import Conversation
 from sessions_actor.disk import NODE_ROOT_VARIABLE
@@ -55,6 +58,14 @@ def replicated(deploy: Deploy, tmp_path: Path) -> EnterReplicated:
     return enter
 
 
+def remove(folder: Path) -> None:
+    """Delete a folder, also while processes that are ending still write to it."""
+    deadline = time.monotonic() + 30
+    while folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        assert time.monotonic() < deadline
+
+
 class ApartNode:
     """A node with a disk of its own, which can be lost with it."""
 
@@ -67,7 +78,7 @@ class ApartNode:
     def lose(self) -> None:
         """End the node without warning and delete its disk."""
         self.end()
-        shutil.rmtree(self.disk)
+        remove(self.disk)
 
     def end(self) -> None:
         if self._node is not None:
@@ -175,23 +186,23 @@ async def test_the_heads_disk_is_lost_with_the_router(
         await client.delete("conversation-5")
         before = {n: await stored(client, n) async for n in client.list()}
         pids = await pids_of(client)
-        import ray
-
         # The router, its disk and everything that ran on it, at once.
-        ray.kill(client._router, no_restart=False)
+        ray.kill(router_of(client), no_restart=False)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(tmp_path / "data")
+        remove(tmp_path / "data")
         after = await until(lambda: listing(client), "the router is back", 60.0)
         assert after == before
         await client.get("conversation-1").session().append_message(message("later"))
         assert (await stored(client, "conversation-1"))[-1] == "later"
 
 
+def router_of(client: Any) -> Any:
+    return ray.get_actor(ROUTER_NAME, client._namespace)
+
+
 async def pids_of(client: Any) -> list[int]:
     """The processes of the conversations on the head."""
-    import ray
-
     head = ray.get_runtime_context().get_node_id()
     infos = [await client.info(name) async for name in client.list()]
     return [info.pid for info in infos if info.node_id == head and info.pid is not None]
@@ -213,10 +224,8 @@ async def test_a_directory_without_any_replica_is_made_again_from_the_conversati
             await client.get(f"c{number}").session().append_message(message(f"m{number}"))
         await client.set_quota("c1", 5_000_000)
         await client.delete("c3")
-        await client.shut_down() if hasattr(client, "shut_down") else None
-        router = client._router
-        await router.shut_down.remote()
-        shutil.rmtree(tmp_path / "data")
+        await router_of(client).shut_down.remote()
+        remove(tmp_path / "data")
         namespace = next(iter((tmp_path / "far").iterdir()))
         shutil.rmtree(namespace / "directory")
         # One without a record: it is opened to tell its name.
