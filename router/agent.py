@@ -13,7 +13,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sessions_actor.disk import disk_id, machine_id, root_here
@@ -79,7 +79,7 @@ class AgentActor:
         import ray
 
         node_id: str = ray.get_runtime_context().get_node_id()
-        root = root_here(storage_root)
+        self._root = root = root_here(storage_root)
         self._facts = NodeFacts(node_id, disk_id(root), machine_id())
         leases = {name: open_lease(lease_file(namespace, name, node_id)) for name in routers}
         self._namespace = namespace
@@ -103,7 +103,7 @@ class AgentActor:
 
         router = self._find(name)
         try:
-            renewed = router.renew.options(concurrency_group=LEASES).remote(self._facts)
+            renewed = router.renew.options(concurrency_group=LEASES).remote(self._facts_now())
             grant: Grant | None = await renewed
         except BaseException:
             self._routers.pop(name, None)
@@ -111,6 +111,10 @@ class AgentActor:
         if grant is None:
             router.settings.remote()  # one that was started again waits for its first call
         return grant
+
+    def _facts_now(self) -> NodeFacts:
+        """What is true now: another disk may have come in the place of the one there was."""
+        return replace(self._facts, disk_id=disk_id(self._root))
 
     def _find(self, name: str) -> Any:
         import ray

@@ -29,6 +29,7 @@ CONFIG_FILE: Final = "replication.json"
 
 LOCK_LOOK_S: Final = 0.2
 READY_LOOK_S: Final = 0.02
+WATCH_S: Final = 1.0
 PROBE_TIMEOUT_S: Final = 2.0
 RESTART_FIRST_S: Final = 0.1
 RESTART_MAX_S: Final = 5.0
@@ -90,16 +91,16 @@ class Daemon:
         """Keep the daemon running until cancelled, then end it."""
         clock = asyncio.get_running_loop().time
         pause_s = RESTART_FIRST_S
-        lock = await self._lock()
-        try:
-            while True:
-                began = clock()
+        while True:
+            lock = await self._lock()
+            began = clock()
+            try:
                 await self._run_once(lock)
-                pause_s = RESTART_FIRST_S if clock() - began >= RAN_WELL_S else pause_s
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, RESTART_MAX_S)
-        finally:
-            os.close(lock)
+            finally:
+                os.close(lock)
+            pause_s = RESTART_FIRST_S if clock() - began >= RAN_WELL_S else pause_s
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RESTART_MAX_S)
 
     async def ready(self, timeout_s: float) -> None:
         """Wait until a daemon of this disk answers.
@@ -115,20 +116,24 @@ class Daemon:
 
     async def _lock(self) -> int:
         """Wait for the right to run the daemon of this disk; returns what holds it."""
+        while True:
+            lock = self._try_lock()
+            if lock is not None:
+                return lock
+            await asyncio.sleep(LOCK_LOOK_S)
+
+    def _try_lock(self) -> int | None:
         path = self._root / LOCK_FILE
         make_parent(str(path))
         prepare_socket_folder(self.socket)
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    return lock
-                except BlockingIOError:
-                    await asyncio.sleep(LOCK_LOOK_S)
-        except BaseException:
-            os.close(lock)
-            raise
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Somebody may have removed the folder meanwhile: a lock that no path leads to is none.
+            if os.stat(path).st_ino == os.fstat(lock).st_ino:
+                return lock
+        os.close(lock)
+        return None
 
     async def _run_once(self, lock: int) -> None:
         """Start the daemon and wait for its end."""
@@ -147,10 +152,14 @@ class Daemon:
             start_new_session=True,
         )
         self._process = process
+        ended = asyncio.ensure_future(process.wait())
         try:
-            await process.wait()
+            # A daemon whose files were removed serves nobody any more.
+            while not ended.done() and path.exists():
+                await asyncio.wait([ended], timeout=WATCH_S)
         finally:
             self._process = None
+            ended.cancel()
             await _end(process)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -118,3 +119,12 @@ def test_an_old_engine_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 def test_the_configuration_keeps_whole_copies_longer_than_it_promises() -> None:
     assert '"retention": "691200s"' in config("/s", retention_s=7 * DAY_S, exact_s=3600)
+
+
+async def test_one_whose_folder_was_removed_is_started_anew(tmp_path: Path) -> None:
+    root = tmp_path / "disk"
+    async with running(new(root)) as daemon:
+        shutil.rmtree(root)
+        await until(lambda: daemon.starts == 2, "started again")
+        await daemon.ready(30.0)
+        assert len(engines_of(root)) == 1
