@@ -17,6 +17,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 FIRST_TERM: Final = 1
+# A node whose lease has less than this part left does not renew it: it is looked after, and new
+# conversations go elsewhere.
+LEASE_LOW: Final = 0.5
 
 
 class Grant(NamedTuple):

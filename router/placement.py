@@ -18,7 +18,11 @@ assert 1 <= ACTIVE_MIN <= ACTIVE_MAX
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A live node as placement sees it; `processes` counts bound, idle and starting actors."""
+    """A live node as placement sees it; `processes` counts bound, idle and starting actors.
+
+    `leased` says that it renews its lease: one that does not is likely dead, frozen or cut off,
+    long before the cluster notices.
+    """
 
     node_id: str
     disk_id: str | None
@@ -28,6 +32,7 @@ class NodeView:
     max_active: int
     draining: bool = False
     machine_id: str = ""
+    leased: bool = True
 
 
 def default_max_active(memory_bytes: int) -> int:
@@ -58,7 +63,8 @@ def candidates(
     With `machine_id`, those of one machine only: there the file's lock tells whether an earlier
     owner is gone.
 
-    A draining node serves only what no other node can open. Nodes that are known to mount the
+    A draining node serves only what no other node can open, and so does one whose lease runs out.
+    Nodes that are known to mount the
     disk come first, then those with an idle actor or room for one, then those with the fewest
     active conversations for their size. The node's id breaks a tie, so the order is stable.
     """
@@ -79,8 +85,14 @@ def candidates(
         and may_host(node, disk_id)
         and machine_id in (None, node.machine_id)
     ]
-    staying = [node for node in able if not node.draining]
-    return sorted(staying or able, key=rank)
+    for fit in (
+        [node for node in able if node.leased and not node.draining],
+        [node for node in able if node.leased],
+        [node for node in able if not node.draining],
+    ):
+        if fit:
+            return sorted(fit, key=rank)
+    return sorted(able, key=rank)
 
 
 def migration_targets(nodes: Iterable[NodeView], source_node_id: str) -> list[NodeView]:

@@ -61,6 +61,7 @@ class Pool:
     Args:
         evict: hibernates the least recently used conversation of a node that has been idle for
             so many seconds, or, with `turn`, one that has had its turn; says whether it did.
+        is_leased: says whether a node renews its lease.
     """
 
     def __init__(
@@ -70,9 +71,11 @@ class Pool:
         warm_actors: int,
         max_active: int | None,
         evict: Evict,
+        is_leased: Callable[[str], bool] = lambda node_id: True,
     ) -> None:
         self._cluster = cluster
         self._warm, self._max_active, self._evict = warm_actors, max_active, evict
+        self._is_leased = is_leased
         self._nodes: dict[str, ClusterNode] = {}
         self._disks: dict[str, str] = {}
         self._machines: dict[str, str] = {}
@@ -139,6 +142,7 @@ class Pool:
                 self._max_active or default_max_active(node.memory_bytes),
                 node_id in self._draining,
                 self._machines.get(node_id, ""),
+                self._is_leased(node_id),
             )
             for node_id, node in self._nodes.items()
         ]

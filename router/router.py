@@ -40,7 +40,7 @@ from .cluster import Cluster, Slot, answer
 from .directory import Directory, Entry, Owner, State
 from .failover import FailOver
 from .following import Following
-from .leases import FIRST_TERM, Grant, Leases
+from .leases import FIRST_TERM, LEASE_LOW, Grant, Leases
 from .locks import NameLocks
 from .placement import candidates
 from .pool import EVICT_IDLE_S, TURN_AFTER_S, Choose, Pool
@@ -103,6 +103,7 @@ class Router:
             warm_actors=settings.warm_actors,
             max_active=settings.max_active,
             evict=self._evict,
+            is_leased=lambda node_id: leases.left_s(node_id) >= LEASE_LOW * leases.ttl_s,
         )
         self.disk_id = disk_id(root)
         self._serving: dict[str, Serving] = {}
@@ -256,7 +257,10 @@ class Router:
             entry = self.directory.get(name)
         ghost = self._ghosts.pop(name, None)
         grow = ghost is not None and self.now() - ghost < GHOST_S
-        for _ in range(ACTIVATION_TRIES_MAX):
+        deadline = self.now() + self.settings.capacity_wait_s
+        tries = 0
+        while tries < ACTIVATION_TRIES_MAX or self.now() < deadline:
+            tries += 1
             if entry is not None and not lost and await self._is_lost(entry):
                 lost, entry = True, self.directory.get(name)
             choose = partial(

@@ -16,12 +16,10 @@ from sessions_actor.retry import is_lost
 from . import reports
 from .cluster import Slot, answer, slot_of
 from .directory import Entry, State
-from .leases import FIRST_TERM
+from .leases import FIRST_TERM, LEASE_LOW
 from .router import Router, Serving
 
 TEND_S: Final = 1.0
-# An agent whose node's lease has less than this part left does not renew it: it is looked after.
-LEASE_LOW: Final = 0.5
 LOOK_AROUND_S: Final = 5.0
 CLOSE_PATIENCE_S: Final = 2.0
 # Conversations that hibernate for idleness at once.

@@ -19,8 +19,9 @@ def node(
     idle: int = 0,
     max_active: int = 10,
     draining: bool = False,
+    leased: bool = True,
 ) -> NodeView:
-    return NodeView(node_id, disk, active, idle, active + idle, max_active, draining)
+    return NodeView(node_id, disk, active, idle, active + idle, max_active, draining, leased=leased)
 
 
 def ids(nodes: list[NodeView]) -> list[str]:
@@ -49,6 +50,15 @@ def test_a_draining_node_takes_nothing_new_but_serves_what_only_it_can_open() ->
     assert ids(candidates(nodes, "d")) == ["b"]
     assert ids(candidates(nodes[:1], "d")) == ["a"]
     assert ids(candidates(nodes[:1], None)) == []
+
+
+def test_a_node_that_does_not_renew_its_lease_serves_what_only_it_can_open() -> None:
+    nodes = [node("a", "d", idle=5, leased=False), node("b", "d", active=9), node("c", "x")]
+    assert ids(candidates(nodes, None)) == ["c", "b"]
+    assert ids(candidates(nodes, "d")) == ["b"]
+    assert ids(candidates(nodes[:1], "d")) == ["a"]
+    assert ids(candidates(nodes[:1], None)) == ["a"]  # a deployment that has just started
+    assert ids(candidates([nodes[0], node("b", "d", draining=True)], "d")) == ["b"]
 
 
 def test_a_full_node_stands_behind_one_with_room() -> None:
