@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from sessions_actor.messages import SessionMessage
 
-from ..sync import shared_loop
+from ..sync import SyncSession, shared_loop
 from .langchain_messages import message_fields, message_of, with_id
 from .requirement import require
 
@@ -36,10 +36,12 @@ class MessageSession(Protocol):
 class ConversationHistory(BaseChatMessageHistory):
     """LangChain's chat message history over one session of a conversation."""
 
-    def __init__(self, session: MessageSession) -> None:
+    def __init__(self, session: MessageSession | SyncSession) -> None:
         """Wrap a session; no I/O. A session in process has the methods beginning `a` alone."""
         super().__init__()
-        self._session = session
+        self._session: MessageSession = (
+            session._handle if isinstance(session, SyncSession) else session
+        )
         self._serde = JsonPlusSerializer()
 
     async def aget_messages(self) -> list[BaseMessage]:

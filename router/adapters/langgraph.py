@@ -31,6 +31,7 @@ from ..client import Client
 from ..sync import SyncClient
 from .langchain_messages import message_fields, message_of, row_id, with_id
 from .langgraph_rows import (
+    BATCH_ROWS,
     CHAT,
     CHAT_CHANNEL,
     CHECKPOINTS,
@@ -38,7 +39,9 @@ from .langgraph_rows import (
     MESSAGES,
     VALUES,
     WRITES,
+    ImportRow,
     Packer,
+    batches,
     is_ours,
     key,
     listed,
@@ -70,7 +73,6 @@ from .langgraph_blocking import BlockingForms  # noqa: E402
 # Rows of messages known to be stored: a turn then sends only what is new.
 KNOWN_ROWS_MAX: Final = 100_000
 ITEMS_AT_ONCE: Final = 50
-COPY_ROWS: Final = 100
 
 Config = Any
 """LangChain's `RunnableConfig`."""
@@ -156,7 +158,7 @@ class ConversationSaver(BlockingForms):
                 held = {"value": packer.pack(value)}
             rows.append((packer.row(key(ns, channel, versions[channel]), "value", **held), None))
         if rows:
-            await self._conversation(thread).session(VALUES).import_messages(listed(rows, at))
+            await _import(self._conversation(thread).session(VALUES), listed(rows, at))
 
     async def _put_messages(
         self, thread: str, session_id: str, messages: Sequence[BaseMessage], at: float
@@ -179,11 +181,11 @@ class ConversationSaver(BlockingForms):
             # ones is asked for by the same call, and without it all of them are sent.
             anchor = rows[known - 1][0]["id"]
             found, _ = await asyncio.gather(
-                session.get_message(anchor), session.import_messages(listed(rows[known:], at))
+                session.get_message(anchor), _import(session, listed(rows[known:], at))
             )
             known = known if found is not None else 0
         if not known:
-            await session.import_messages(listed(rows, at))
+            await _import(session, listed(rows, at))
         for row, _parent in rows[known:]:
             self._know(thread, session_id, row["id"])
         return last
@@ -229,7 +231,7 @@ class ConversationSaver(BlockingForms):
                 special.append(row)
             else:
                 ordinary.append((row, root["id"]))
-        await session.import_messages(listed(ordinary, 0))
+        await _import(session, listed(ordinary, 0))
         for row in special:
             await session.upsert_message(cast(SessionMessage, row), parent_id=root["id"])
 
@@ -245,10 +247,10 @@ class ConversationSaver(BlockingForms):
             rows: list[Any] = []
             async for row in source.session(session_id).history_rows():
                 rows.append(row)
-                if len(rows) >= COPY_ROWS:
-                    await target.session(session_id).import_messages(rows)
+                if len(rows) >= BATCH_ROWS:
+                    await _import(target.session(session_id), rows)
                     rows = []
-            await target.session(session_id).import_messages(rows)
+            await _import(target.session(session_id), rows)
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete all checkpoints of threads but the latest of each namespace, or the threads.
@@ -472,6 +474,12 @@ def _is_messages(value: Any) -> bool:
         and bool(value)
         and all(isinstance(message, BaseMessage) for message in value)
     )
+
+
+async def _import(session: SessionHandle, rows: Sequence[ImportRow]) -> None:
+    """Import rows; nothing speaks of them yet, so it need not be one transaction."""
+    for batch in batches(rows):
+        await session.import_messages(batch)
 
 
 async def _path(session: SessionHandle, leaf_id: str) -> list[SessionMessage]:

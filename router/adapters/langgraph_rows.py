@@ -15,12 +15,13 @@ leaves nothing readable behind.
 """
 
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from sessions_actor.codec import dumps, loads
-from sessions_actor.records import Message
+from sessions_actor.limits import WINDOW_BYTES_MAX
+from sessions_actor.records import HistoryRow, Message
 
 from .langchain_messages import Serializer
 
@@ -35,7 +36,11 @@ KEY: Final = "langgraph"
 CHAT_CHANNEL: Final = "messages"
 # Larger values lie outside their row, once for equal ones.
 INLINE_BYTES_MAX: Final = 8192
+BATCH_ROWS: Final = 200
 _MEDIA_TYPE = "application/octet-stream"
+
+
+ImportRow = HistoryRow | tuple[Any, Any, float]
 
 
 def is_ours(session_id: str) -> bool:
@@ -138,6 +143,22 @@ def unspoken_values(
         names = {key(ns, channel, versions[channel]) for channel in row[KEY]["channels"]}
         spoken[row["id"] in kept] |= names
     return sorted(spoken[False] - spoken[True])
+
+
+def batches(rows: Iterable[ImportRow], bytes_max: int = WINDOW_BYTES_MAX) -> Iterator[list[Any]]:
+    """Cut rows to import into lists that one call may carry; a larger row stands alone."""
+    batch: list[Any] = []
+    size = 0
+    for row in rows:
+        message = row.message if isinstance(row, HistoryRow) else row[0]
+        row_bytes = len(dumps(message))
+        if batch and (size + row_bytes > bytes_max or len(batch) >= BATCH_ROWS):
+            yield batch
+            batch, size = [], 0
+        batch.append(row)
+        size += row_bytes
+    if batch:
+        yield batch
 
 
 def listed(rows: Sequence[tuple[Message, str | None]], at: float) -> list[tuple[Any, Any, float]]:

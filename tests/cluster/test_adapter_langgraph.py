@@ -25,8 +25,10 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 
+from router.adapters.langchain import ConversationHistory
 from router.adapters.langgraph import ConversationSaver
 from router.adapters.langgraph_rows import is_ours
+from router.sync import SyncSession
 
 from .conftest import Deploy
 
@@ -278,3 +280,19 @@ async def test_messages_of_every_kind_come_back_equal(deploy: Deploy) -> None:
         found = (await one.aget_state(where)).values["messages"]
         assert found == messages
         assert [type(message) for message in found] == [type(message) for message in messages]
+
+
+async def test_a_history_with_blocking_methods(deploy: Deploy) -> None:
+    async with deploy() as client:
+        given = [HumanMessage("Hello"), AIMessage("Hi")]
+        for session in (client.get("a").session(), SyncSession(client.get("b").session())):
+            history = ConversationHistory(session)
+
+            def work(history: ConversationHistory = history) -> Any:
+                history.add_messages(given)
+                history.add_user_message("More")
+                found = history.messages
+                history.clear()
+                return found, history.messages
+
+            assert await asyncio.to_thread(work) == ([*given, HumanMessage("More")], [])

@@ -113,3 +113,21 @@ async def test_a_history_of_langchain(tmp_path: Path) -> None:
         assert (await history.aget_messages())[-1] == HumanMessage("From elsewhere", id="plain")
         await history.aclear()
         assert await history.aget_messages() == []
+
+
+def test_rows_are_cut_into_calls_of_bounded_size() -> None:
+    pytest.importorskip("langgraph.checkpoint", reason="the extra langgraph is not installed")
+    from router.adapters.langgraph_rows import BATCH_ROWS, batches
+
+    def rows(*sizes: int) -> list[Any]:
+        return [({"id": str(n), "text": "x" * size}, None, 0) for n, size in enumerate(sizes)]
+
+    def cut(given: list[Any]) -> list[int]:
+        found = list(batches(given, 1000))
+        assert [row for batch in found for row in batch] == given
+        return [len(batch) for batch in found]
+
+    assert cut([]) == []
+    assert cut(rows(400, 400, 400)) == [2, 1]
+    assert cut(rows(10, 5000, 10)) == [1, 1, 1]
+    assert cut(rows(*[0] * (BATCH_ROWS + 1)))[0] <= BATCH_ROWS
