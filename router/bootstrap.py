@@ -16,8 +16,9 @@ from typing import Any, Final
 import ray
 import ray.exceptions
 
-from .service import DEPLOYMENT_FILE, ROUTER_NAME
+from .service import DEPLOYMENT_FILE
 from .settings import Settings
+from .shards import ROUTER_NAME
 
 CONNECT_TIMEOUT_S: Final = 1.0
 

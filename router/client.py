@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Generator, Iterable
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self
@@ -17,9 +17,11 @@ from typing import Any, Final, Self
 import ray
 
 from sessions_actor.handle import ConversationHandle
+from sessions_actor.names import check_name
 
 from .bootstrap import join_or_start
 from .cluster import answer
+from .merging import merge_active, merge_job, merge_jobs, merge_nodes, merge_reports, merged_names
 from .models import (
     BackupReport,
     ConversationInfo,
@@ -35,6 +37,7 @@ from .replication.backup import back_up, compare
 from .resolver import RouterResolver
 from .service import router_handle
 from .settings import Settings
+from .shards import shard_of
 from .through import through
 
 PAGE_NAMES: Final = 500
@@ -122,13 +125,18 @@ class Client:
         client_side = self._asked.model_dump(include={"call_timeout_s", "log_to_driver"})
         self._settings = running.model_copy(update=client_side)
         self._resolver.bounds = running.bounds
+        others = [
+            router_handle(self._namespace, running, index)
+            for index in range(1, running.router_shards)
+        ]
+        await asyncio.gather(*(answer(router.settings.remote()) for router in others))
+        self._resolver.shards = running.router_shards
 
     async def close(self) -> None:
         """Hibernate what is active when the cluster is ours; otherwise it goes on serving."""
         if self._owns_cluster:
             with contextlib.suppress(Exception):  # what is active is durable all the same
-                router = router_handle(self._namespace, self._asked)
-                await asyncio.wait_for(router.shut_down.remote(), SHUT_DOWN_TIMEOUT_S)
+                await asyncio.wait_for(self._ask_all("shut_down"), SHUT_DOWN_TIMEOUT_S)
 
     def leave(self) -> None:
         """End the cluster when it is ours."""
@@ -171,23 +179,20 @@ class Client:
         return NameList(self._names(prefix, limit, after))
 
     async def _names(self, prefix: str, limit: int | None, after: str | None) -> AsyncIterator[str]:
-        left = limit
-        while left is None or left > 0:
-            count = PAGE_NAMES if left is None else min(PAGE_NAMES, left)
-            page: list[str] = await self._ask("page", prefix, after, count)
-            for name in page:
-                yield name
-            if len(page) < count:
-                return
-            after = page[-1]
-            left = None if left is None else left - count
+        async def page(index: int, last: str | None, count: int) -> Lines:
+            found: Lines = await self._ask(index, "page", prefix, last, count)
+            return found
+
+        names = merged_names(page, self._resolver.shards, after, limit, PAGE_NAMES)
+        async for name in names:
+            yield name
 
     async def info(self, name: str) -> ConversationInfo:
         """Return what is known of a conversation; it stays asleep.
 
         Raises: ConversationNotFoundError.
         """
-        found: ConversationInfo = await self._ask("info", name)
+        found: ConversationInfo = await self._ask_of(name, "info", name)
         return found
 
     async def active(self, limit: int = 100) -> Infos:
@@ -195,27 +200,26 @@ class Client:
 
         Cost: a call to each active conversation, at most 2,000.
         """
-        found: Infos = await self._ask("active", limit)
-        return found
+        return merge_active(await self._ask_all("active", limit), limit)
 
     async def delete(self, name: str) -> bool:
         """Delete a conversation with its file; says whether there was one."""
         self._handles.pop(name, None)
-        return bool(await self._ask("delete", name))
+        return bool(await self._ask_of(name, "delete", name))
 
     async def hibernate(self, name: str) -> None:
         """Let a conversation hibernate now; its next call wakes it.
 
         Raises: ConversationNotFoundError.
         """
-        await self._ask("hibernate", name)
+        await self._ask_of(name, "hibernate", name)
 
     async def set_quota(self, name: str, quota_bytes: int | None) -> None:
         """Give a conversation a quota of its own from now on; None takes it away.
 
         Raises: ConversationNotFoundError; ValueError for less than 256 KiB.
         """
-        await self._ask("set_quota", name, quota_bytes)
+        await self._ask_of(name, "set_quota", name, quota_bytes)
 
     async def verify(self, name: str) -> Lines:
         """List what is wrong with a conversation: nothing when it is sound.
@@ -235,7 +239,7 @@ class Client:
         Raises: ConversationNotFoundError when it has no replica; StorageError; RuntimeError in a
             deployment without replicas.
         """
-        found: Points = await self._ask("restore_points", name)
+        found: Points = await self._ask_of(name, "restore_points", name)
         return found
 
     async def restore(
@@ -257,7 +261,7 @@ class Client:
         Raises: ConversationNotFoundError when nothing is left of that moment; ValueError when the
             name is taken; StorageError; RuntimeError in a deployment without replicas.
         """
-        report: RestoreReport = await self._ask("restore", name, at, to, in_place)
+        report: RestoreReport = await self._ask_of(name, "restore", name, at, to, in_place)
         return report
 
     async def verify_replica(self, name: str) -> Lines:
@@ -312,10 +316,10 @@ class Client:
             MigrationFailedError, and it goes on where it was.
         """
         ticket = uuid.uuid4().hex
-        asked = asyncio.ensure_future(self._ask("migrate", name, node_id, ticket))
+        asked = asyncio.ensure_future(self._ask_of(name, "migrate", name, node_id, ticket))
         try:
             while progress is not None and not asked.done():
-                step: MigrationProgress | None = await self._ask("migration_progress", name)
+                step = await self._ask_of(name, "migration_progress", name)
                 if step is not None:
                     progress(step)
                 await asyncio.wait([asked], timeout=PROGRESS_S)
@@ -329,7 +333,8 @@ class Client:
     async def _give_up(self, name: str, ticket: str, asked: "asyncio.Future[Any]") -> None:
         """Cancel a migration whose caller has gone, and wait until it has ended."""
         with contextlib.suppress(Exception):  # a router that is gone: it settles it when it starts
-            await asyncio.wait_for(self._ask("cancel_migration", name, ticket), GIVE_UP_TIMEOUT_S)
+            told = self._ask_of(name, "cancel_migration", name, ticket)
+            await asyncio.wait_for(told, GIVE_UP_TIMEOUT_S)
             await asyncio.wait([asked], timeout=GIVE_UP_TIMEOUT_S)
         asked.cancel()
 
@@ -339,7 +344,7 @@ class Client:
         It goes on where it was, and who waits for the migration gets MigrationFailedError. One
         that has switched already comes to its end.
         """
-        return bool(await self._ask("cancel_migration", name, None))
+        return bool(await self._ask_of(name, "cancel_migration", name, None))
 
     async def drain(
         self, node_id: str, *, progress: Callable[[JobInfo], object] | None = None
@@ -352,8 +357,8 @@ class Client:
         Args: `progress` is called from time to time.
         Raises: ValueError for an unknown node; NoCapacityError when there is no other.
         """
-        job_id = await self._ask("start_drain", node_id, f"drain-{uuid.uuid4().hex[:8]}")
-        return await self._follow(job_id, progress)
+        parts = await self._ask_all("start_drain", node_id, f"drain-{uuid.uuid4().hex[:8]}")
+        return await self._follow(parts, progress)
 
     async def rebalance(self, *, progress: Callable[[JobInfo], object] | None = None) -> JobReport:
         """Even out bytes over the disks and active conversations over the nodes.
@@ -363,25 +368,33 @@ class Client:
 
         Args: `progress` is called from time to time.
         """
-        job_id = await self._ask("start_rebalance", f"rebalance-{uuid.uuid4().hex[:8]}")
-        return await self._follow(job_id, progress)
+        parts = await self._ask_all("start_rebalance", f"rebalance-{uuid.uuid4().hex[:8]}")
+        return await self._follow(parts, progress)
 
-    async def _follow(self, job_id: str, progress: Callable[[JobInfo], object] | None) -> JobReport:
-        """Wait for a job, telling how far it is."""
-        report = asyncio.ensure_future(self._ask("job_report", job_id))
+    async def _follow(
+        self, parts: Sequence[str], progress: Callable[[JobInfo], object] | None
+    ) -> JobReport:
+        """Wait for a job, telling how far it is.
+
+        Args: `parts` are its ids, one for each router.
+        """
+
+        async def of_all(method: str) -> Any:
+            asked = (self._ask(index, method, part) for index, part in enumerate(parts))
+            return await asyncio.gather(*asked)
+
+        report = asyncio.ensure_future(of_all("job_report"))
         try:
             while progress is not None and not report.done():
-                progress(await self._ask("job_progress", job_id))
+                progress(merge_job(await of_all("job_progress")))
                 await asyncio.wait([report], timeout=PROGRESS_S)
-            found: JobReport = await report
+            return merge_reports(await report)
         finally:
             report.cancel()
-        return found
 
     async def jobs(self) -> Jobs:
         """List the jobs that run and the last ones that have ended, in the order they began."""
-        found: Jobs = await self._ask("jobs")
-        return found
+        return merge_jobs(await self._ask_all("jobs"))
 
     async def cancel_job(self, job_id: str) -> bool:
         """Give up a job; says whether it was running.
@@ -391,19 +404,38 @@ class Client:
 
         Raises: ValueError for an unknown job.
         """
-        return bool(await self._ask("cancel_job", job_id))
+        known = [
+            (index, one.id)
+            for index, jobs in enumerate(await self._ask_all("jobs"))
+            for one in jobs
+            if one.id == job_id
+        ]
+        if not known:
+            raise ValueError(f"job: none is {job_id!r}, see jobs()")
+        asked = (self._ask(index, "cancel_job", part) for index, part in known)
+        return any(await asyncio.gather(*asked))
 
     async def undrain(self, node_id: str) -> None:
         """Let a node take conversations again; a drain under way is given up."""
-        await self._ask("undrain", node_id)
+        await self._ask_all("undrain", node_id)
 
     async def nodes(self) -> Nodes:
         """List the live nodes."""
-        found: Nodes = await self._ask("nodes")
-        return found
+        return merge_nodes(await self._ask_all("nodes"))
 
-    async def _ask(self, method: str, *args: Any) -> Any:
-        return await self._resolver.ask(lambda router: getattr(router, method).remote(*args))
+    async def _ask(self, index: int, method: str, *args: Any) -> Any:
+        """Ask one router."""
+        return await self._resolver.ask(lambda router: getattr(router, method).remote(*args), index)
+
+    async def _ask_of(self, name: str, method: str, *args: Any) -> Any:
+        """Ask the router of a conversation."""
+        check_name(name)
+        return await self._ask(shard_of(name, self._resolver.shards), method, *args)
+
+    async def _ask_all(self, method: str, *args: Any) -> Any:
+        """Ask every router; returns the answers in their order."""
+        asked = (self._ask(index, method, *args) for index in range(self._resolver.shards))
+        return await asyncio.gather(*asked)
 
 
 def connect(

@@ -23,10 +23,10 @@ from sessions_actor.observing import Observing
 
 from .agent import AgentActor, lease_here
 from .replication.daemon import DaemonTerms
+from .shards import ACTOR_PREFIX
 
 T = TypeVar("T")
 
-ACTOR_PREFIX: Final = "conversation-"
 AGENT_PREFIX: Final = "agent-"
 AGENT_TIMEOUT_S: Final = 2.0
 START_TIMEOUT_S: Final = 60.0
@@ -124,7 +124,9 @@ class RayCluster:
         routers: list[str],
         observing: Observing | None = None,
         replication: DaemonTerms | None = None,
+        actor_prefix: str = ACTOR_PREFIX,
     ) -> None:
+        self._actor_prefix = actor_prefix
         self._namespace, self._storage_root = namespace, storage_root
         self._router, self._routers = router, routers
         self._observing, self._replication = observing, replication
@@ -150,7 +152,7 @@ class RayCluster:
         return set(await asyncio.to_thread(draining_nodes))
 
     async def start_actor(self, node_id: str) -> Slot:
-        name = ACTOR_PREFIX + uuid.uuid4().hex
+        name = self._actor_prefix + uuid.uuid4().hex
         actor: Any = self._actor_class.options(
             name=name,
             namespace=self._namespace,
@@ -173,7 +175,7 @@ class RayCluster:
         found = []
         for one in names:
             name = one["name"]
-            if one["namespace"] == self._namespace and name.startswith(ACTOR_PREFIX):
+            if one["namespace"] == self._namespace and name.startswith(self._actor_prefix):
                 try:
                     actor = await asyncio.to_thread(ray.get_actor, name, self._namespace)
                 except ValueError:  # it ended meanwhile

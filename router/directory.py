@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sessions_actor.codec import dumps, loads
+from sessions_actor.errors import StorageError
 from sessions_actor.limits import NAME_BYTES_MAX
 from sessions_actor.names import check_name
 from sessions_actor.storage import Storage
@@ -36,6 +37,7 @@ from .entries import (
     sources,
 )
 from .job_log import JobLog
+from .shards import DIRECTORY_FILE, WHOLE, Shard
 from .spent import SCHEMA as SPENT_SCHEMA
 from .spent import SpentLines
 
@@ -53,7 +55,6 @@ __all__ = [
     "sources",
 ]
 
-DIRECTORY_FILE: Final = "directory.sqlite"
 DIRECTORY_BYTES_MAX: Final = 1 << 40
 PAGE_NAMES_MAX: Final = 1000
 SCHEMA_VERSION: Final = 3
@@ -97,6 +98,8 @@ _COLUMNS = (
 )
 NEXT_EPOCH = "max(epoch, promised) + 1"
 FLOOR = "epoch_floor"
+SCHEMA_KEY = "directory_schema"
+SHARDS = "router_shards"
 GENERATION = "generation"
 
 
@@ -111,18 +114,41 @@ class Directory:
     Raises: StorageError when the file cannot be opened, or another router has it open.
     """
 
-    def __init__(self, root: Path, *, now_ms: Callable[[], int] | None = None) -> None:
-        self._storage = Storage(root / DIRECTORY_FILE, quota_bytes=DIRECTORY_BYTES_MAX)
+    def __init__(
+        self, root: Path, *, shard: Shard = WHOLE, now_ms: Callable[[], int] | None = None
+    ) -> None:
+        file = root / shard.directory_file
+        self._storage = Storage(file, quota_bytes=DIRECTORY_BYTES_MAX)
+        try:
+            self._check_shard(shard, file)
+        except BaseException:
+            self._storage.close()
+            raise
         self.now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
         self.spent = SpentLines(self._storage, self.now_ms)
         self._storage.sql.exec(_SCHEMA + SPENT_SCHEMA)
         self._upgrade()
         self.jobs = JobLog(self._storage, self.now_ms)
-        self._storage.meta.put({"directory_schema": SCHEMA_VERSION})
+        self._storage.meta.put({SCHEMA_KEY: SCHEMA_VERSION})
         if self._storage.meta.get(GENERATION) is None:
             last = self._storage.fetch("SELECT max(generation) FROM conversations")[0][0] or 0
             floor = self._storage.meta.get(FLOOR) or 0
             self._storage.meta.put({GENERATION: max(last, floor)})
+
+    def _check_shard(self, shard: Shard, file: Path) -> None:
+        """Make sure that the file is one of as many as the routers that open them."""
+        meta = self._storage.meta
+        recorded = meta.get(SHARDS)
+        if recorded is None and meta.get(SCHEMA_KEY) is not None:
+            recorded = 1  # it was made before there could be several
+        if recorded not in (None, shard.count):
+            raise StorageError(
+                str(file),
+                f"this deployment's directory is split over {recorded} routers, not"
+                f" {shard.count}: set SESSIONS_ACTOR_ROUTER_SHARDS={recorded}, or split it anew"
+                f" while nothing serves it, with `sessions-actor reshard {shard.count}`",
+            )
+        meta.put({SHARDS: shard.count})
 
     def _upgrade(self) -> None:
         """Bring a file of an earlier version up to this one."""

@@ -20,6 +20,7 @@ from sessions_actor.errors import NoCapacityError, SessionsActorError
 from . import reports
 from .cluster import Cluster, ClusterNode, Slot
 from .placement import NodeView, default_max_active
+from .shards import WHOLE, Shard
 
 Choose = Callable[[list[NodeView]], list[NodeView]]
 """Orders the nodes that may serve a request, best first."""
@@ -59,6 +60,8 @@ class Pool:
     """The actor processes of all nodes.
 
     Args:
+        warm_actors, max_active: of a node, for all routers together.
+        shard: the router whose part this is.
         evict: hibernates the least recently used conversation of a node that has been idle for
             so many seconds, or, with `turn`, one that has had its turn; says whether it did.
         is_leased: says whether a node renews its lease.
@@ -72,9 +75,10 @@ class Pool:
         max_active: int | None,
         evict: Evict,
         is_leased: Callable[[str], bool] = lambda node_id: True,
+        shard: Shard = WHOLE,
     ) -> None:
-        self._cluster = cluster
-        self._warm, self._max_active, self._evict = warm_actors, max_active, evict
+        self._cluster, self._shard = cluster, shard
+        self._warm, self._max_active, self._evict = shard.share(warm_actors), max_active, evict
         self._is_leased = is_leased
         self._nodes: dict[str, ClusterNode] = {}
         self._disks: dict[str, str] = {}
@@ -139,13 +143,18 @@ class Pool:
                 active[node_id],
                 idle[node_id],
                 active[node_id] + idle[node_id] + self._starting[node_id],
-                self._max_active or default_max_active(node.memory_bytes),
+                self._limit(node),
                 node_id in self._draining,
                 self._machines.get(node_id, ""),
                 self._is_leased(node_id),
             )
             for node_id, node in self._nodes.items()
         ]
+
+    def _limit(self, node: ClusterNode) -> int:
+        """Return this router's part of the actors that a node holds."""
+        whole = self._max_active or default_max_active(node.memory_bytes)
+        return max(1, self._shard.share(whole))
 
     def slot_on_disk(self, disk_id: str) -> Slot | None:
         """Return some actor of a node that mounts a disk, for chores."""

@@ -11,21 +11,31 @@ from sessions_actor.overload import Bounds
 from sessions_actor.retry import Tries, is_lost
 
 from .cluster import answer
-from .service import ROUTER_NAME
+from .shards import Shard, shard_of
 
 RETRY_SLEEP_MIN_S: Final = 0.05
 
 
 class RouterResolver:
-    """Asks the deployment's router; picklable, it finds the router anew in each process."""
+    """Asks the deployment's routers; picklable, it finds them anew in each process.
 
-    def __init__(self, namespace: str, call_timeout_s: float, bounds: Bounds | None = None) -> None:
+    A conversation's questions go to the router of its shard.
+    """
+
+    def __init__(
+        self,
+        namespace: str,
+        call_timeout_s: float,
+        bounds: Bounds | None = None,
+        shards: int = 1,
+    ) -> None:
         self._namespace, self._call_timeout_s = namespace, call_timeout_s
-        self.bounds = bounds or Bounds()
-        self._router: Any = None
+        self.bounds, self.shards = bounds or Bounds(), shards
+        self._routers: dict[int, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RouterResolver, (self._namespace, self._call_timeout_s, self.bounds)
+        known = (self._namespace, self._call_timeout_s, self.bounds, self.shards)
+        return RouterResolver, known
 
     @property
     def call_timeout_s(self) -> float:
@@ -35,19 +45,23 @@ class RouterResolver:
     async def resolve(self, name: str, failed: Address | None) -> Address:
         """Return the conversation's owner; see `Router.resolve`."""
         epoch = None if failed is None else failed.epoch
-        found: Address = await self.ask(lambda router: router.resolve.remote(name, epoch))
+        found: Address = await self.ask(
+            lambda router: router.resolve.remote(name, epoch), shard_of(name, self.shards)
+        )
         return found
 
     async def succession(self, name: str, epoch: int, wait_s: float) -> Succession | None:
         """Wait for a later activation; see `Router.succession`."""
         found: Succession | None = await self.ask(
-            lambda router: router.succession.remote(name, epoch, wait_s)
+            lambda router: router.succession.remote(name, epoch, wait_s),
+            shard_of(name, self.shards),
         )
         return found
 
-    async def ask(self, call: Callable[[Any], Any]) -> Any:
-        """Make one call to the router, again when it died on the way: all of them allow that.
+    async def ask(self, call: Callable[[Any], Any], index: int = 0) -> Any:
+        """Make one call to a router, again when it died on the way: all of them allow that.
 
+        Args: `index` is that of its shard.
         Raises: what the router raised; RuntimeError when there is no router.
         """
         loop = asyncio.get_running_loop()
@@ -55,21 +69,22 @@ class RouterResolver:
         tries = Tries()
         while True:
             try:
-                return await answer(call(self._find()))
+                return await answer(call(self._find(index)))
             except Exception as error:
                 if not is_lost(error) or loop.time() >= deadline:
                     raise
-                self._router = None
+                self._routers.pop(index, None)
                 tries.count += 1
                 await asyncio.sleep(max(RETRY_SLEEP_MIN_S, tries.wait_s()))
 
-    def _find(self) -> Any:
-        if self._router is None:
+    def _find(self, index: int) -> Any:
+        if index not in self._routers:
             try:
-                self._router = ray.get_actor(ROUTER_NAME, self._namespace)
+                name = Shard(index, self.shards).router_name
+                self._routers[index] = ray.get_actor(name, self._namespace)
             except ValueError:
                 raise RuntimeError(
                     f"no router serves the namespace {self._namespace!r} on this cluster: run"
                     " `sessions-actor up`, or connect with router.connect()"
                 ) from None
-        return self._router
+        return self._routers[index]

@@ -46,6 +46,7 @@ from .placement import candidates
 from .pool import EVICT_IDLE_S, TURN_AFTER_S, Choose, Pool
 from .replication.replicas import Replicas
 from .settings import Settings
+from .shards import WHOLE, Shard
 
 # A turn: how long a busy conversation keeps its actor when others wait for one.
 TURN_S: Final = 0.5
@@ -94,6 +95,7 @@ class Router:
         cluster: Cluster,
         leases: Leases,
         replicas: Replicas | None = None,
+        shard: Shard = WHOLE,
     ) -> None:
         self.settings, self.root, self.directory = settings, root, directory
         self.cluster, self.leases = cluster, leases
@@ -104,6 +106,7 @@ class Router:
             max_active=settings.max_active,
             evict=self._evict,
             is_leased=lambda node_id: leases.left_s(node_id) >= LEASE_LOW * leases.ttl_s,
+            shard=shard,
         )
         self.disk_id = disk_id(root)
         self._serving: dict[str, Serving] = {}

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -49,11 +50,11 @@ from .replication.daemon import Daemon
 from .replication.replicas import Replicas
 from .router import Router
 from .settings import Settings
+from .shards import WHOLE, Shard
 from .upkeep import Upkeep
 
 AnyDirectory = TypeVar("AnyDirectory", bound=Directory)
 
-ROUTER_NAME: Final = "sessions-router"
 DEPLOYMENT_FILE: Final = "deployment.json"
 ROUTER_CALLS_MAX: Final = 10_000
 # Leases are granted on a thread of its own: whatever keeps the router busy, they are renewed.
@@ -73,12 +74,17 @@ class Deployment:
     relocation: Relocation
     jobs: Jobs
     watch: Watch
+    shard: Shard
     replication: asyncio.Task[None] | None = None
     """The replication daemon of the router's own disk."""
 
     @classmethod
     async def start(
-        cls, settings: Settings, namespace: str, granting: Callable[[Router], None]
+        cls,
+        settings: Settings,
+        namespace: str,
+        granting: Callable[[Router], None],
+        shard: Shard = WHOLE,
     ) -> Self:
         """Open the directory and settle what an earlier router left.
 
@@ -90,7 +96,7 @@ class Deployment:
         replicas = Replicas.open(settings, namespace)
         replication: asyncio.Task[None] | None = None
         if replicas is None:
-            directory = await _open_directory(root, Directory)
+            directory = await _open_directory(root, partial(Directory, shard=shard))
         else:
             directory, replication = await _open_replicated(root, replicas)
         try:
@@ -98,13 +104,14 @@ class Deployment:
                 namespace,
                 str(settings.storage_root),
                 settings.actor_cpus,
-                ROUTER_NAME,
-                [ROUTER_NAME],
+                shard.router_name,
+                [one.router_name for one in shard.all],
                 settings.observing,
                 None if replicas is None else replicas.terms,
+                shard.actor_prefix,
             )
             leases = Leases(settings.lease_ttl_s, lease_clock)
-            router = Router(settings, root, directory, cluster, leases, replicas)
+            router = Router(settings, root, directory, cluster, leases, replicas, shard)
             upkeep = Upkeep(router)
             node_id = ray.get_runtime_context().get_node_id()
             await upkeep.start(node_id, lambda: granting(router))
@@ -112,14 +119,15 @@ class Deployment:
             jobs = Jobs(router, relocation)
             await jobs.resume()
             upkeep.chores.append(jobs.heed)
-            _note_deployment(root, namespace)
+            if shard.index == 0:
+                _note_deployment(root, namespace)
         except BaseException:
             directory.close()
             await _end(replication)
             raise
         watch = Watch(router, node_id)
         administration = Administration(router)
-        return cls(router, upkeep, administration, relocation, jobs, watch, replication)
+        return cls(router, upkeep, administration, relocation, jobs, watch, shard, replication)
 
     async def close(self) -> None:
         """Hibernate everything and close the directory."""
@@ -127,15 +135,17 @@ class Deployment:
         await self.jobs.close()
         await self.upkeep.close()
         await _end(self.replication)
-        with contextlib.suppress(OSError):
-            (self.router.root / DEPLOYMENT_FILE).unlink()
+        if self.shard.index == 0:
+            with contextlib.suppress(OSError):
+                (self.router.root / DEPLOYMENT_FILE).unlink()
 
 
 class RouterActor:
     """Serves a deployment; made by `router_handle`."""
 
-    def __init__(self, settings: str, namespace: str) -> None:
+    def __init__(self, settings: str, namespace: str, index: int = 0) -> None:
         self._settings = Settings.model_validate_json(settings)
+        self._shard = Shard(index, self._settings.router_shards)
         set_up(self._settings.observing, "router", node=ray.get_runtime_context().get_node_id())
         self._namespace = namespace
         self._deployment: Deployment | None = None
@@ -155,7 +165,7 @@ class RouterActor:
             async with self._starting:
                 if self._deployment is None:
                     self._deployment = await Deployment.start(
-                        self._settings, self._namespace, self._grant
+                        self._settings, self._namespace, self._grant, self._shard
                     )
         return self._deployment
 
@@ -270,23 +280,25 @@ class RouterActor:
         await (await self._started()).jobs.undrain(node_id)
 
 
-def router_handle(namespace: str, settings: Settings) -> Any:
+def router_handle(namespace: str, settings: Settings, index: int = 0) -> Any:
     """Return the deployment's router, creating its actor when there is none.
 
     It runs on the head node: the directory lies on that node's disk.
+
+    Args: `index` is that of the shard.
     """
     options: dict[str, Any] = {"concurrency_groups": {LEASES: 1}}
     head = {"node:__internal_head__": 0.001}
     actor = ray.remote(num_cpus=0, resources=head, **options)(RouterActor)
     return actor.options(
-        name=ROUTER_NAME,
+        name=Shard(index, settings.router_shards).router_name,
         namespace=namespace,
         lifetime="detached",
         get_if_exists=True,
         max_restarts=-1,
         max_task_retries=-1,
         max_concurrency=ROUTER_CALLS_MAX,
-    ).remote(settings.model_dump_json(), namespace)
+    ).remote(settings.model_dump_json(), namespace, index)
 
 
 async def _open_replicated(root: Path, replicas: Replicas) -> tuple[Directory, asyncio.Task[None]]:
@@ -316,7 +328,7 @@ async def _open_replicated(root: Path, replicas: Replicas) -> tuple[Directory, a
     return directory, running
 
 
-async def _open_directory(root: Path, kind: type[AnyDirectory]) -> AnyDirectory:
+async def _open_directory(root: Path, kind: Callable[[Path], AnyDirectory]) -> AnyDirectory:
     """Open the directory, giving a router that died a moment to let go of it."""
     deadline = asyncio.get_running_loop().time() + DIRECTORY_WAIT_S
     while True:

@@ -19,6 +19,7 @@ from sessions_actor.overload import PENDING_BYTES_DEFAULT, PENDING_CALLS_DEFAULT
 from sessions_actor.replica import Durability
 
 from .replication.paths import ReplicaUrl
+from .shards import SHARDS_MAX
 
 QUOTA_BYTES_MIN: Final = MIB // 4
 DAY_S: Final = 86_400.0
@@ -65,6 +66,9 @@ class Settings(BaseSettings):
 
     capacity_wait_s: float = Field(default=30.0, gt=0)
     """How long a call waits for a free actor before it fails with `NoCapacityError`."""
+
+    router_shards: int = Field(default=1, ge=1, le=SHARDS_MAX)
+    """Routers that the directory is split over, for good: see `sessions-actor reshard`."""
 
     lease_ttl_s: float = Field(default=10.0, gt=0)
     """A node acknowledges nothing this long after its last lease; a silent owner is replaced."""
@@ -149,6 +153,10 @@ class Settings(BaseSettings):
     def _related(self) -> "Settings":
         if self.max_active is not None and self.warm_actors > self.max_active:
             raise ValueError("warm_actors is at most max_active")
+        if self.max_active is not None and self.max_active < self.router_shards:
+            raise ValueError("max_active is at least router_shards: each needs an actor")
+        if self.router_shards > 1 and self.replica_url is not None:
+            raise ValueError("a directory that is replicated has one router: router_shards is 1")
         if self.durability is not Durability.LOCAL and self.replica_url is None:
             raise ValueError(f"durability {self.durability.value!r} needs a replica_url")
         if self.durability is Durability.LOCAL and self.replica_url is not None:

@@ -91,7 +91,7 @@ async def _ask(node_id: str, namespace: str, settings: "Settings") -> checkup.Fa
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from ..service import ROUTER_NAME
+    from ..shards import ROUTER_NAME
 
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
     task: Any = ray.remote(num_cpus=0, max_retries=0)(checkup.examine)

@@ -6,7 +6,7 @@ import signal
 from typing import Any
 
 from router.cluster import AGENT_PREFIX
-from router.service import ROUTER_NAME
+from router.shards import ROUTER_NAME
 from sessions_actor.lease import NodeLease, lease_clock, lease_file, open_lease
 
 from .conftest import Deploy, is_running, message, until

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from router.service import ROUTER_NAME
+from router.shards import ROUTER_NAME
 
 from .machines import Node, Process
 from .network import Call

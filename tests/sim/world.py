@@ -24,8 +24,9 @@ import router.migration
 from router.agent import Agent, AgentActor, NodeFacts, lease_file, open_lease
 from router.client import Client
 from router.directory import CONVERSATIONS_FOLDER, Directory, Entry, State
-from router.service import ROUTER_NAME, RouterActor, router_handle
+from router.service import RouterActor, router_handle
 from router.settings import Settings
+from router.shards import ROUTER_NAME
 from sessions_actor import wire
 from sessions_actor.actor import ActorState, ConversationActor
 from sessions_actor.disk import disk_id, machine_id, root_here

@@ -25,6 +25,7 @@ def test_every_field_is_readable_from_the_environment(monkeypatch: pytest.Monkey
         "warm_actors": 3,
         "max_active": 7,
         "capacity_wait_s": 2.0,
+        "router_shards": 1,
         "lease_ttl_s": 4.0,
         "call_timeout_s": 5.0,
         "max_pending_calls": 9,
