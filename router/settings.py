@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from sessions_actor.limits import MIB, QUOTA_BYTES_DEFAULT, ClientLimits
@@ -138,15 +138,21 @@ class Settings(BaseSettings):
     def _known_url(cls, value: str | None) -> str | None:
         return None if value is None else str(ReplicaUrl.parse(value))
 
-    @field_validator("object_class")
+    @field_validator("object_class", "tracing")
     @classmethod
-    def _importable_form(cls, value: str) -> str:
+    def _importable_form(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None:
+            return None
         module, separator, name = value.partition(":")
         parts = [*module.split("."), *name.split(".")]
         if not separator or not all(part.isidentifier() for part in parts):
-            raise ValueError("object_class has the form 'package.module:Class'")
+            form = (
+                "package.module:Class" if info.field_name == "object_class" else "module:function"
+            )
+            raise ValueError(f"{info.field_name} has the form {form!r}")
         if module == "__main__":
-            raise ValueError("object_class lives in a module the nodes can import, not __main__")
+            where = "lives in a module the nodes can import, not __main__"
+            raise ValueError(f"{info.field_name} {where}")
         return value
 
     @model_validator(mode="after")
