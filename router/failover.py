@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from sessions_actor.actor import MISSING_FILE
 from sessions_actor.errors import StorageError
 
 from . import reports
@@ -44,9 +45,12 @@ class FailOver:
         self.directory = router.directory
         self.replicas = replicas
         self._missing: dict[str, float] = {}
+        self._without_file: dict[str, int] = {}
 
     async def is_due(self, entry: Entry) -> bool:
-        """Say whether a conversation's disk is gone; waits until that is certain."""
+        """Say whether a conversation's disk, or its file, is gone; waits until that is certain."""
+        if self._without_file.get(entry.name) == entry.generation:
+            return True
         if entry.disk_id in self._mounted():
             return False
         router = self._router
@@ -65,6 +69,16 @@ class FailOver:
                 return bool(mounted)
             await asyncio.sleep(min(LOOK_S, patience_s))
             await router.pool.refresh()
+
+    def is_missing(self, entry: Entry, error: Exception) -> bool:
+        """Say whether an activation failed because the file is not where its disk is.
+
+        Then somebody removed it, or put another disk in its place: it is brought back.
+        """
+        missing = isinstance(error, StorageError) and error.reason == MISSING_FILE
+        if missing:
+            self._without_file[entry.name] = entry.generation
+        return missing
 
     async def until_gone(self, disk_id: str) -> None:
         """Return when no live node mounts a disk; for as long as one does, never."""
@@ -116,6 +130,7 @@ class FailOver:
         if claimed is None:
             await answer(slot.actor.chore.remote(drop_file, file))
         else:
+            self._without_file.pop(entry.name, None)
             position = None if found is None else found.position
             reports.failed_over(entry.name, claimed.epoch, slot.node_id, entry.disk_id, position)
         return claimed

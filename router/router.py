@@ -387,6 +387,8 @@ class Router:
                 await self._give_up(entry, slot, is_new=is_new, locked=_is_locked(error))
                 if is_lost(error) or isinstance(error, TimeoutError):
                     return None
+                if self.failover is not None and self.failover.is_missing(entry, error):
+                    return None
                 raise
 
     async def _follow_file(self, entry: Entry, epoch: int, slot: Slot) -> Entry | None:

@@ -55,6 +55,13 @@ class ChangeLog:
             self._first += 1
         self._wake()
 
+    def skip(self) -> None:
+        """Say that something is missing here: everyone who follows is told so, and goes on."""
+        self._first = self.place + 1
+        self._events.clear()
+        self._bytes = 0
+        self._wake()
+
     def close(self) -> None:
         """Say that nothing will follow."""
         self._closed = True

@@ -51,6 +51,9 @@ class Confirmation:
         self._task: asyncio.Task[None] | None = None
         self._reason = "no answer yet"
         self._ended: SessionsActorError | None = None
+        self._gave_up = False
+        self.on_late: Callable[[], object] = lambda: None
+        """Called when writes are confirmed after all whose writers were told otherwise."""
 
     @property
     def complete(self) -> bool:
@@ -97,6 +100,7 @@ class Confirmation:
             self._task = loop.create_task(self._run())
 
     def _give_up(self, number: int) -> None:
+        self._gave_up = True
         error = ReplicaUnavailableError(self._reason, self._timeout_s)
         for group in [group for group in self._groups if group.number <= number]:
             self._groups.remove(group)
@@ -126,6 +130,9 @@ class Confirmation:
 
     def _reached(self, target: int) -> None:
         self._confirmed = max(self._confirmed, target)
+        if self._gave_up:
+            self._gave_up = False
+            self.on_late()
         done = [group for group in self._groups if group.number <= target]
         del self._groups[: len(done)]
         for group in done:

@@ -189,6 +189,8 @@ class Hosted:
         self._phase = Phase.SERVING
         self._moved = asyncio.Event()
         self._quiet = asyncio.Event()
+        if activation.replica is not None:
+            activation.replica.on_late(self._note_late)
         self._running: set[asyncio.Task[Answer]] = set()
         self._streams: OrderedDict[str, _Stream] = OrderedDict()
         self._clock = asyncio.get_running_loop().time
@@ -444,6 +446,11 @@ class Hosted:
             return
         self._enter(Phase.SEALED)
         await self._settle()
+
+    def _note_late(self) -> None:
+        """Tell followers of the feed to read again: nobody announced what is true by now."""
+        if self.remains.log is not None:
+            self.remains.log.skip()
 
     @property
     def replica(self) -> Replica | None:

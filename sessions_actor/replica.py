@@ -22,6 +22,7 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -188,6 +189,7 @@ class Replica:
         self._behind_next: float | None = None
         self._syncing = asyncio.Lock()
         self._is_unreachable = False
+        self._confirmation: Confirmation | None = None
         self._following: asyncio.Task[None] | None = None
         self._ended = False
 
@@ -212,7 +214,8 @@ class Replica:
         spec = self._spec
         self._storage.on_commit(self._committed)
         if spec.durability is Durability.REPLICATED:
-            self._storage.replicate(Confirmation(self.sync, spec.timeout_s))
+            self._confirmation = Confirmation(self.sync, spec.timeout_s)
+            self._storage.replicate(self._confirmation)
             self._behind_since = time.monotonic()
         else:
             self._storage.replicate(None)
@@ -283,6 +286,11 @@ class Replica:
         finally:
             self._socket.close()
         return True
+
+    def on_late(self, callback: Callable[[], object]) -> None:
+        """Call back when writes are confirmed after all whose writers were told otherwise."""
+        if self._confirmation is not None:
+            self._confirmation.on_late = callback
 
     def abandon(self) -> None:
         """Let go of the connection; the daemon keeps what it knows."""

@@ -99,10 +99,11 @@ async def rebuild(root: Path, directory: ReplicatedDirectory, replicas: Replicas
                 quota_bytes=record.quota_bytes,
                 created_at=record.created_at,
             )
-    await directory.skip_ahead(
-        epoch=max((r.epoch for r in newest.values()), default=0),
-        generation=max((r.generation for r in newest.values()), default=0),
-    )
+    if newest:
+        await directory.skip_ahead(
+            epoch=max(record.epoch for record in newest.values()),
+            generation=max(record.generation for record in newest.values()),
+        )
     return sum(record.deleted_at is None for record in newest.values())
 
 

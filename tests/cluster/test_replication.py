@@ -343,3 +343,17 @@ async def test_without_replicas_it_is_said_so(deploy: Deploy) -> None:
             await client.restore("alice")
         with pytest.raises(RuntimeError, match="durability"):
             await client.verify_replica("alice")
+
+
+async def test_a_file_that_was_removed_comes_back(
+    replicated: EnterReplicated, tmp_path: Path
+) -> None:
+    async with replicated() as client:
+        session = client.get("alice").session()
+        await session.append_messages([message("m0"), message("m1")])
+        await client.hibernate("alice")
+        for file in (tmp_path / "data").glob("conversations/*/*.sqlite*"):
+            file.unlink()
+        assert await stored(client, "alice") == ["m0", "m1"]
+        await session.append_message(message("m2"))
+        assert await client.verify_replica("alice") == []

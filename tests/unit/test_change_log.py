@@ -74,3 +74,16 @@ async def test_recording_that_began_late_has_lost_what_came_before() -> None:
     log.record(b"x")
     assert not (await log.poll(begun, 0)).lost
     assert (await log.poll(0, 0)).lost
+
+
+async def test_a_skip_is_told_to_everyone_who_follows() -> None:
+    log = ChangeLog(complete=True)
+    for number in range(3):
+        log.record(b"%d" % number)
+    log.skip()
+    log.record(b"after")
+    behind, current = await log.poll(1, 0), await log.poll(3, 0)
+    assert behind.lost
+    assert current.lost
+    assert behind.events == current.events == [b"after"]
+    assert not (await log.poll(behind.place, 0)).lost

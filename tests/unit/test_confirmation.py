@@ -166,6 +166,24 @@ async def test_an_outage_fails_the_waiting_writes_and_breaks_nothing(storage: St
     assert replica.rows == ["a", "b"], "what was committed during the outage is not left out"
 
 
+async def test_what_is_confirmed_late_is_told_of_once(storage: Storage) -> None:
+    replica = FakeReplica(storage)
+    confirmation = Confirmation(replica.confirm, 0.05)
+    late: list[list[str]] = []
+    confirmation.on_late = lambda: late.append(list(replica.rows))
+    storage.replicate(confirmation)
+    await add(storage, "a")
+    replica.error = ConnectionRefusedError("refused")
+    for text in ("b", "c"):
+        with pytest.raises(ReplicaUnavailableError):
+            await add(storage, text)
+    assert late == []
+    replica.error = None
+    await add(storage, "d")
+    await add(storage, "e")
+    assert late == [["a", "b", "c", "d"]]
+
+
 async def test_a_silent_replica_is_waited_for_as_long_as_set(storage: Storage) -> None:
     replica = attach(storage, timeout_s=0.05)
     replica.hold()
