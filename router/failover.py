@@ -15,8 +15,8 @@ Rules:
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
 
 from sessions_actor.actor import MISSING_FILE
 from sessions_actor.errors import StorageError
@@ -80,8 +80,34 @@ class FailOver:
             self._without_file[entry.name] = entry.generation
         return missing
 
-    async def until_gone(self, disk_id: str) -> None:
-        """Return when no live node mounts a disk; for as long as one does, never."""
+    async def takes(self, entry: Entry) -> bool:
+        """Say whether a conversation must come back from its replica: its disk is gone for good.
+
+        Nobody can acknowledge anything for it any more when this says so.
+        """
+        if entry.state is State.DELETING or not await self.is_due(entry):
+            return False
+        await self.release(entry)
+        return True
+
+    async def unless_gone(self, disk_id: str, acquiring: Coroutine[Any, Any, Slot]) -> Slot | None:
+        """Wait for an actor; None, and none is taken, when no live node mounts the disk any more."""
+        asked = asyncio.ensure_future(acquiring)
+        watching = asyncio.ensure_future(self._until_gone(disk_id))
+        try:
+            await asyncio.wait({asked, watching}, return_when=asyncio.FIRST_COMPLETED)
+            return asked.result() if asked.done() else None
+        finally:
+            watching.cancel()
+            if not asked.done():
+                asked.cancel()
+                asked.add_done_callback(self._give_back)
+
+    def _give_back(self, asked: asyncio.Future[Slot]) -> None:
+        if not asked.cancelled() and asked.exception() is None:
+            self._router.pool.release(asked.result())
+
+    async def _until_gone(self, disk_id: str) -> None:
         while disk_id in self._mounted():
             await asyncio.sleep(WATCH_S)
             await self._router.pool.refresh()

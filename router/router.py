@@ -312,43 +312,17 @@ class Router:
         return None
 
     async def _is_lost(self, entry: Entry) -> bool:
-        """Say whether a conversation must come back from its replica: its disk is gone for good.
-
-        Nobody can acknowledge anything for it any more when it says so.
-        """
-        if self.failover is None or entry.state is State.DELETING:
-            return False
-        if not await self.failover.is_due(entry):
-            return False
-        await self.failover.release(entry)
-        return True
+        """Say whether a conversation must come back from its replica; see `FailOver.takes`."""
+        return self.failover is not None and await self.failover.takes(entry)
 
     async def _acquire(
         self, name: str, choose: Choose, grow: bool, entry: Entry | None
     ) -> Slot | None:
         """Get an actor that can open a conversation's file; None when its disk goes meanwhile."""
-        wait_s = self.settings.capacity_wait_s
+        asked = self.pool.acquire(name, choose, self.settings.capacity_wait_s, grow=grow)
         if entry is None or self.failover is None:
-            return await self.pool.acquire(name, choose, wait_s, grow=grow)
-        acquiring = asyncio.ensure_future(self.pool.acquire(name, choose, wait_s, grow=grow))
-        watching = asyncio.ensure_future(self.failover.until_gone(entry.disk_id))
-        try:
-            await asyncio.wait({acquiring, watching}, return_when=asyncio.FIRST_COMPLETED)
-        except BaseException:
-            acquiring.cancel()
-            acquiring.add_done_callback(self._give_back)
-            raise
-        finally:
-            watching.cancel()
-        if acquiring.done():
-            return acquiring.result()
-        acquiring.cancel()
-        acquiring.add_done_callback(self._give_back)
-        return None
-
-    def _give_back(self, acquired: asyncio.Future[Slot]) -> None:
-        if not acquired.cancelled() and acquired.exception() is None:
-            self.pool.release(acquired.result())
+            return await asked
+        return await self.failover.unless_gone(entry.disk_id, asked)
 
     async def _claim(
         self, name: str, entry: Entry | None, slot: Slot, *, lost: bool = False
