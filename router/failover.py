@@ -91,17 +91,22 @@ class FailOver:
         return True
 
     async def unless_gone(self, disk_id: str, acquiring: Coroutine[Any, Any, Slot]) -> Slot | None:
-        """Wait for an actor; None, and none is taken, when no live node mounts the disk any more."""
+        """Wait for an actor; None, and none is taken, when no live node mounts the disk."""
         asked = asyncio.ensure_future(acquiring)
         watching = asyncio.ensure_future(self._until_gone(disk_id))
         try:
             await asyncio.wait({asked, watching}, return_when=asyncio.FIRST_COMPLETED)
-            return asked.result() if asked.done() else None
+        except BaseException:
+            asked.cancel()
+            asked.add_done_callback(self._give_back)
+            raise
         finally:
             watching.cancel()
-            if not asked.done():
-                asked.cancel()
-                asked.add_done_callback(self._give_back)
+        if asked.done():
+            return asked.result()
+        asked.cancel()
+        asked.add_done_callback(self._give_back)
+        return None
 
     def _give_back(self, asked: asyncio.Future[Slot]) -> None:
         if not asked.cancelled() and asked.exception() is None:
