@@ -100,6 +100,8 @@ NEXT_EPOCH = "max(epoch, promised) + 1"
 FLOOR = "epoch_floor"
 SCHEMA_KEY = "directory_schema"
 SHARDS = "router_shards"
+# The folder in which a directory is split anew; while it is there the files may be of two kinds.
+RESHARDING = "resharding"
 GENERATION = "generation"
 
 
@@ -137,6 +139,11 @@ class Directory:
 
     def _check_shard(self, shard: Shard, file: Path) -> None:
         """Make sure that the file is one of as many as the routers that open them."""
+        if (file.parent / RESHARDING / "ready").exists():
+            raise StorageError(
+                str(file),
+                "splitting it anew was interrupted: finish it with `sessions-actor reshard`",
+            )
         meta = self._storage.meta
         recorded = meta.get(SHARDS)
         if recorded is None and meta.get(SCHEMA_KEY) is not None:

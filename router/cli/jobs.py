@@ -1,4 +1,4 @@
-"""Commands of moves that go on by themselves: drain, rebalance, jobs."""
+"""Commands of moves that go on by themselves: drain, rebalance, jobs; and reshard."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -24,6 +24,7 @@ _EXAMPLES = {
         "sessions-actor drain 3f2a --undo",
     ),
     "rebalance": ("sessions-actor rebalance", "sessions-actor rebalance --json"),
+    "reshard": ("sessions-actor reshard 4 --storage-root /data/sessions",),
     "jobs": ("sessions-actor jobs", "sessions-actor jobs --cancel drain-1f0c2a9b"),
 }
 
@@ -33,6 +34,7 @@ def register(app: typer.Typer) -> None:
     command(app, "drain", examples=_EXAMPLES["drain"])(drain)
     command(app, "rebalance", examples=_EXAMPLES["rebalance"])(rebalance)
     command(app, "jobs", examples=_EXAMPLES["jobs"])(jobs)
+    command(app, "reshard", examples=_EXAMPLES["reshard"])(split)
 
 
 async def drain(
@@ -137,3 +139,25 @@ async def jobs(
             Text(clean(job.error or ("Ray announced its end" if job.announced else ""))),
         )
     out.show(shown, count(sum(not job.done for job in found), "job") + " under way")
+
+
+async def split(
+    deployment: Deployment,
+    routers: Annotated[int, typer.Argument(metavar="COUNT", help="How many routers.")],
+) -> None:
+    """Split the directory over another number of routers, while nothing serves it.
+
+    Run it where the directory lies, on the head node, and start the deployment with
+    SESSIONS_ACTOR_ROUTER_SHARDS=COUNT afterwards. No conversation is touched; interrupted, it is
+    finished by asking again.
+    """
+    from ..reshard import reshard
+    from ..settings import Settings
+
+    out = deployment.output
+    root = deployment.storage_root or Settings().storage_root
+    done = await asyncio.to_thread(reshard, root, routers)
+    out.json(done._asdict())
+    held = count(done.conversations, "conversation")
+    out.show(f"{held} of {count(done.before, 'router')} are split over {done.after}")
+    out.note(f"start the deployment with SESSIONS_ACTOR_ROUTER_SHARDS={done.after}")

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from router.cli import app, deployment, with_options_last
+from router.directory import Directory
 from router.models import (
     ConversationInfo,
     JobInfo,
@@ -391,6 +392,16 @@ def test_jobs_tell_what_they_did(run: Run, client: Client) -> None:
     assert (done.exit_code, "none is 'x'" in done.stderr) == (deployment.USAGE, True)
 
 
+def test_reshard_needs_no_deployment(run: Run, tmp_path: Path) -> None:
+    done = run("reshard", "2", "--storage-root", str(tmp_path))
+    assert (done.exit_code, "no directory here" in done.stderr) == (deployment.FAILED, True)
+    Directory(tmp_path).close()
+    told = json.loads(run("reshard", "2", "--storage-root", str(tmp_path), "--json").stdout)
+    assert told == {"conversations": 0, "before": 1, "after": 2}
+    done = run("reshard", "0", "--storage-root", str(tmp_path))
+    assert (done.exit_code, "from 1 to 64" in done.stderr) == (deployment.USAGE, True)
+
+
 def test_hibernate_and_delete(run: Run, client: Client) -> None:
     client.get("a")
     assert run("hibernate", "a").stdout == "a is hibernated\n"
@@ -429,7 +440,8 @@ def test_every_command_has_a_help_and_the_common_options() -> None:
     names = [command.name for command in app.registered_commands]
     assert names == [
         "demo", "up", "health", "ls", "show", "append", "search", "hibernate", "delete", "import",
-        "export", "status", "migrate", "verify", "drain", "rebalance", "jobs", "top", "doctor",
+        "export", "status", "migrate", "verify", "drain", "rebalance", "jobs", "reshard",
+        "restore", "restore-points", "backup", "top", "doctor",
     ]  # fmt: skip
     for name in names:
         shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(name), "--help"]).stdout
