@@ -9,16 +9,20 @@ asked for it. What it does not do: own conversations, or decide where they run.
 """
 
 import asyncio
-import contextlib
 import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from sessions_actor import meters
 from sessions_actor.disk import disk_id, machine_id, root_here
 from sessions_actor.lease import NodeLease, lease_file, open_lease
+from sessions_actor.metrics_export import MetricsExport
+from sessions_actor.observing import Observing, set_up
+from sessions_actor.reports import look_at_disk
 
+from . import reports
 from .leases import Grant
 from .replication.daemon import Daemon, DaemonTerms
 
@@ -48,6 +52,7 @@ class Agent:
 
     def __init__(self, leases: Mapping[str, NodeLease], ask: Ask) -> None:
         self._leases, self._ask = leases, ask
+        self._unreachable: set[str] = set()
 
     async def run(self) -> None:
         """Renew for ever."""
@@ -57,13 +62,27 @@ class Agent:
         timeout_s = ASK_TIMEOUT_S
         while True:
             pause_s, asked_at = RETRY_S, lease.now()
-            with contextlib.suppress(Exception):  # whatever it was: the next try sees more
+            try:
                 grant = await asyncio.wait_for(self._ask(router), timeout_s)
                 if grant is not None:
                     lease.grant(grant.term, asked_at, grant.ttl_s)
                     pause_s = grant.ttl_s / RENEWALS_PER_TTL - (lease.now() - asked_at)
                     timeout_s = grant.ttl_s / 2
+                    self._tell(router, lease, None)
+            except Exception as error:  # whatever it was: the next try sees more
+                self._tell(router, lease, error)
             await asyncio.sleep(max(0.0, pause_s))
+
+    def _tell(self, router: str, lease: NodeLease, error: Exception | None) -> None:
+        """Report that a router cannot be asked, and that it can again, once each."""
+        if (error is not None) is (router in self._unreachable):
+            return
+        if error is not None:
+            self._unreachable.add(router)
+            reports.renewal_failed(router, lease.left_s, error)
+        else:
+            self._unreachable.remove(router)
+            reports.renewed_again(router)
 
 
 class AgentActor:
@@ -75,20 +94,29 @@ class AgentActor:
         namespace: str,
         routers: list[str],
         replication: DaemonTerms | None = None,
+        observing: Observing | None = None,
     ) -> None:
         import ray
 
         node_id: str = ray.get_runtime_context().get_node_id()
         self._root = root = root_here(storage_root)
+        self._export = MetricsExport("agent", enabled=False)
+        if observing is not None:
+            self._export = set_up(observing, "agent", node=node_id, pid=os.getpid())
+        meters.REGISTRY.before_drain(lambda: look_at_disk(root))
         self._facts = NodeFacts(node_id, disk_id(root), machine_id())
         leases = {name: open_lease(lease_file(namespace, name, node_id)) for name in routers}
         self._namespace = namespace
         self._routers: dict[str, Any] = {}
         agent = Agent(leases, self._renew)
-        threading.Thread(target=lambda: asyncio.run(agent.run()), daemon=True).start()
+        threading.Thread(target=lambda: asyncio.run(self._run(agent)), daemon=True).start()
         if replication is not None:
             daemon = Daemon(root, replication)
             threading.Thread(target=lambda: asyncio.run(daemon.run()), daemon=True).start()
+
+    async def _run(self, agent: Agent) -> None:
+        self._export.begin()
+        await agent.run()
 
     def ping(self) -> NodeFacts:
         """Answer, as a sign of life."""

@@ -201,7 +201,13 @@ class RayCluster:
             lifetime="detached",
             get_if_exists=True,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        ).remote(self._storage_root, self._namespace, self._routers, self._replication)
+        ).remote(
+            self._storage_root,
+            self._namespace,
+            self._routers,
+            self._replication,
+            self._observing,
+        )
         try:
             await asyncio.wait_for(agent.ping.remote(), AGENT_TIMEOUT_S)
         except TimeoutError:

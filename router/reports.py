@@ -178,6 +178,16 @@ def lease_refused(node_id: str) -> None:
     log(_WARNING, "lease.refused", node=node_id)
 
 
+def renewal_failed(router: str, left_s: float, error: Exception) -> None:
+    """Note, at a node, that a router cannot be asked for the node's lease."""
+    log(_WARNING, "lease.renewal_failed", router=router, seconds=left_s, error=error)
+
+
+def renewed_again(router: str) -> None:
+    """Note, at a node, that its lease is renewed again."""
+    log(_INFO, "lease.renewed_again", router=router)
+
+
 def lease_lapsed(node_id: str, term: int) -> None:
     """Note that a node's lease ran out and its term was ended: others take its conversations."""
     meters.LEASES_LAPSED.inc()

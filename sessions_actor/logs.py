@@ -33,6 +33,7 @@ FIELDS: Final = frozenset(
         *("kind", "reason", "phase", "outcome", "method", "source", "type", "target_node"),
         *("seconds", "bytes", "quota_bytes", "messages", "count", "pending", "limit", "term"),
         *("nodes", "total", "moved", "failed", "presented", "current", "suppressed", "job"),
+        *("router",),
         *("path", "disk", "lost_disk", "position", "ticket"),
         *("error", "error_text", "error_at"),
     }
@@ -49,7 +50,6 @@ _SAFE_TEXTS: Final = (
     errors.MigratingError,
     errors.OverloadedError,
     errors.NoCapacityError,
-    errors.ReplicaUnavailableError,
     errors.OutputGateBrokenError,
     errors.ReplicaUnavailableError,
     errors.ConversationNotFoundError,
