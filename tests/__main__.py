@@ -12,6 +12,8 @@ CHECKS = (
     ("formatter", ["ruff", "format", "--check", "."]),
     ("linter", ["ruff", "check", "."]),
     ("type checker", ["mypy"]),
+    ("dependencies", ["tests.audit"]),
+    ("secrets", ["tests.secret_scan"]),
 )
 
 
