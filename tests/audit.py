@@ -25,9 +25,8 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "deploy/docker/constraints.txt"
-PRODUCT = "sessions-actor"
-# What the image installs.
-WANTED = [Requirement(PRODUCT), Requirement("ray[default]")]
+# Extras that the image installs.
+EXTRAS = ("metrics", "replication")
 
 FLOORS = {
     "aiohttp": ("3.12.14", "CVE-2025-53643"),
@@ -59,7 +58,7 @@ def closure(wanted: list[Requirement]) -> Iterator[str]:
             needs = Requirement(text)
             if needs.marker is None or needs.marker.evaluate({"extra": extra}):
                 stack += [(needs.name, one) for one in ("", *needs.extras)]
-    yield from sorted({name for name, _ in seen} - {PRODUCT})
+    yield from sorted({name for name, _ in seen})
 
 
 def pinned() -> dict[str, Version]:
@@ -80,13 +79,15 @@ def pinned() -> dict[str, Version]:
 def bounds() -> list[Requirement]:
     """Read what pyproject.toml requires of those who run the product."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [Requirement(text) for text in project["dependencies"]]
+    extras = project["optional-dependencies"]
+    texts = [*project["dependencies"], *(text for extra in EXTRAS for text in extras[extra])]
+    return [Requirement(text) for text in texts]
 
 
 def faults() -> list[str]:
     """List what is wrong with the packages, as far as can be seen offline."""
     found, pins = [], pinned()
-    for name in closure(WANTED):
+    for name in closure(bounds()):
         if name not in pins:
             found.append(f"constraints.txt does not pin {name}")
     for needs in bounds():
@@ -134,7 +135,7 @@ def advisories() -> tuple[list[str], int, int]:
 def main(arguments: list[str]) -> int:
     """Say what is wrong; 0 when nothing is."""
     if arguments == ["--pins"]:
-        for name in closure(WANTED):
+        for name in closure(bounds()):
             print(f"{name}=={metadata.version(name)}")
         return 0
     found = faults()

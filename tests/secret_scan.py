@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from detect_secrets import SecretsCollection
+from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
 from detect_secrets.settings import transient_settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,6 +53,19 @@ def scan(files: list[Path], plugins: list[dict[str, Any]]) -> Iterator[str]:
         yield f"{name}:{secret.line_number}: {secret.type}"
 
 
+def suspected(files: list[Path]) -> list[Path]:
+    """Return the files in which the form of some key occurs at all: most are passed over so."""
+    plugins = get_mapping_from_secret_type_to_class().values()
+    forms = [form for one in plugins if one.__name__ in KEYS for form in one().denylist]
+    assert len(forms) >= len(KEYS)
+    found = []
+    for file in files:
+        text = file.read_text(errors="replace")
+        if any(form.search(text) for form in forms):
+            found.append(file)
+    return found
+
+
 def tracked() -> list[Path]:
     """List the repository's files, those not yet committed included."""
     listed = subprocess.run(
@@ -69,7 +83,7 @@ def main() -> int:
     files = tracked()
     strict = [file for file in files if str(file.relative_to(ROOT)).startswith(STRICT)]
     keys = [{"name": name} for name in KEYS]
-    found = sorted({*scan(files, keys), *scan(strict, RANDOM)})
+    found = sorted({*scan(suspected(files), keys), *scan(strict, RANDOM)})
     for one in found:
         print(one, file=sys.stderr)
     if not found:

@@ -83,8 +83,8 @@ def kuberay_pod(
 
 
 def restarting(pod: Pod, command: list[str], *, umask: str = "022") -> None:
-    """Start what a container runs, again when it ends."""
-    loop = f'umask {umask}; while true; do "$@"; sleep 1; done'
+    """Start what a container runs; when it ends, all of it ends and starts again."""
+    loop = f'umask {umask}; while true; do "$@"; ray stop --force; done'
     pod.start(["sh", "-c", loop, "-", *command])
 
 
