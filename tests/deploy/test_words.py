@@ -32,7 +32,10 @@ def check(words: list[str]) -> None:
         from ray.scripts.scripts import cli as command
     while hasattr(command, "commands"):
         name, *rest = rest
-        if name in ("--version", "--help", "-h"):
+        if name.startswith("-"):
+            known = {option for one in command.params for option in one.opts}
+            if name not in known | {"--help", "-h"}:
+                raise LookupError(f"{program}: no such option: {name}")
             return
         if name not in command.commands:
             raise LookupError(f"{program} has no command {name!r}")
