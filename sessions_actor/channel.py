@@ -21,7 +21,7 @@ from .errors import MigratingError
 from .limits import MIB
 from .overload import Bounds, Load
 from .retry import CutShortError, Tries, Verdict, judge
-from .waiting import future_of, settle
+from .waiting import Reply
 from .wire import Answer, Part
 
 FRAME_PARTS_MAX: Final = 256
@@ -285,15 +285,15 @@ class Channel:
 
         Raises: CutShortError when another owner took over; TimeoutError past the deadline.
         """
-        reply: asyncio.Future[bytes] = future_of(asked)
+        reply = Reply(asked)
         try:
             while True:
                 wait_s = SUSPECT_AFTER_S
                 if deadline is not None:
                     wait_s = min(wait_s, max(0.0, deadline - self._loop.time()))
-                await settle((reply,), wait_s)
-                if reply.done():
-                    return reply.result()
+                if await reply.came(wait_s):
+                    answer: bytes = reply.result()
+                    return answer
                 if deadline is not None and self._loop.time() >= deadline:
                     raise self._timeout(None)
                 until = self._loop.time() + self.resolver.call_timeout_s
@@ -303,7 +303,7 @@ class Channel:
                     self._address = owner
                     raise CutShortError
         finally:
-            reply.cancel()
+            reply.drop()
 
     def _timeout(self, cause: BaseException | None) -> TimeoutError:
         known = f" ({cause})" if cause is not None and str(cause) else ""

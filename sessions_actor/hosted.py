@@ -39,7 +39,7 @@ from .overload import Bounds, Load
 from .records import ChangeEvent, Compaction
 from .replica import Replica
 from .sessions import Session, Sessions
-from .waiting import settle
+from .waiting import Countdown, settle
 from .wire import Answer, Part, Window, WindowRequest
 
 # A call that is not done by then is answered with a ticket.
@@ -257,13 +257,13 @@ class Hosted:
             reports.refused(self.name, epoch, refusal, len(parts))
             return [_error(refusal)] * len(parts)
         self._active_at_ms = _now_ms()
-        tasks = []
+        tasks, to_end = [], Countdown(len(admitted))
         for part in admitted:
-            task = asyncio.create_task(self._run(part))
+            task = asyncio.create_task(self._run(part, to_end))
             self._running.add(task)
             task.add_done_callback(functools.partial(self._done, len(part.args)))
             tasks.append(task)
-        await settle(tasks, PROMPT_S)
+        await to_end.wait(PROMPT_S)
         answers = [task.result() if task.done() else self.remains.ticket(task) for task in tasks]
         if not refused:
             return answers
@@ -302,12 +302,15 @@ class Hosted:
         if not self._running:
             self._quiet.set()
 
-    async def _run(self, part: Part) -> Answer:
+    async def _run(self, part: Part, to_end: Countdown) -> Answer:
         began = perf_counter()
-        if part.trace is None:
-            answer = await self._outcome(part)
-        else:
-            answer = await self._traced(part, part.trace)
+        try:
+            if part.trace is None:
+                answer = await self._outcome(part)
+            else:
+                answer = await self._traced(part, part.trace)
+        finally:
+            to_end.one()  # who waits goes on in the loop's next turn, when this has ended
         reports.call_ended(part.method, answer.tag, perf_counter() - began)
         return answer
 

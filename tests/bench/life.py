@@ -31,7 +31,7 @@ async def activate(bench: Bench) -> None:
     """Compare the way to a conversation that sleeps, and to a new one, with a bare call."""
     (bare,) = await bench.bare()
     client, count = await bench.client(), bench.size(40, 5)
-    stored = bench.size(20_000, 500)
+    stored = bench.size(200_000, 2_000)
     await bench.holding("asleep", None)
     await client.get("asleep").session().append_message(Messages().one())
     await bench.holding("asleep-long", bench.copy_of(bench.built(stored)))
@@ -118,6 +118,7 @@ async def migrate(bench: Bench) -> None:
     pace = Goal("≥ 60 MB/s", ours_min=60e6)
     for name, count, size in (
         ("migrate, idle", large, LARGE_BYTES),
+        ("migrate, idle, a tenth of the size", large // 10, LARGE_BYTES),
         ("migrate, idle, small messages", small, MESSAGE_BYTES),
     ):
         found = await _moved(bench, name, count, size, appends=False)

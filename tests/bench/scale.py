@@ -94,23 +94,8 @@ async def memory(bench: Bench) -> None:
     goal = Goal("+ ≤ 12 MB", more_max=12e6)
     bench.add("memory, warm idle actor", Pair(own_bytes(idle), floor), "B", goal)
 
-    path = bench.copy_of(bench.built(count, LARGE_BYTES))
-    size = path.stat().st_size / 1e6
-    session = await bench.holding("memory-stream", path)
-    pid = (await client.info("memory-stream")).pid
-    before = own_bytes(pid)
-    own_before = own_bytes(os.getpid())
-
-    async def stream() -> None:
-        async for _ in session.history():
-            pass
-
-    most = await peak(pid, stream())
-    goal = Goal("+ ≤ 64 MiB", more_max=64 * MIB)
-    bench.add(f"memory, actor that streams {size:,.0f} MB", Pair(most, before), "B", goal)
-    most = await peak(os.getpid(), stream())
-    bench.add(f"memory, reader of {size:,.0f} MB", Pair(most, own_before), "B", goal)
-    await client.delete("memory-stream")
+    for part in (count // 10, count):
+        await _streaming(bench, part)
 
     sizes = bench.size(100, 10), bench.size(10_000, 1_000)
     held = []
@@ -121,6 +106,26 @@ async def memory(bench: Bench) -> None:
             held.append(own_bytes(crowd.router_pid))
     name = f"memory, router of {sizes[1]:,} conversations, to {sizes[0]:,}"
     bench.add(name, Pair(held[1], held[0]), "B", Goal("flat", ratio_max=1.1))
+
+
+async def _streaming(bench: Bench, count: int) -> None:
+    client = await bench.client()
+    path = bench.copy_of(bench.built(count, LARGE_BYTES))
+    size = path.stat().st_size / 1e6
+    session = await bench.holding("memory-stream", path)
+    pid = (await client.info("memory-stream")).pid
+    before, own_before = own_bytes(pid), own_bytes(os.getpid())
+
+    async def stream() -> None:
+        async for _ in session.history():
+            pass
+
+    goal = Goal("+ ≤ 64 MiB", more_max=64 * MIB)
+    most = await peak(pid, stream())
+    bench.add(f"memory, actor that streams {size:,.0f} MB", Pair(most, before), "B", goal)
+    most = await peak(os.getpid(), stream())
+    bench.add(f"memory, reader of {size:,.0f} MB", Pair(most, own_before), "B", goal)
+    await client.delete("memory-stream")
 
 
 # --------------------------------------------------------------------------------- directory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -28,6 +29,18 @@ def calling(actor: Any) -> Call:
     """Call a bare actor with the bytes of one message."""
     text = orjson.dumps(Messages().one())
     return lambda _: actor.call.remote(text)
+
+
+def synchronising(path: Path) -> Call:
+    """Write what an append adds to its log, two pages, and wait for the disk."""
+    pages = bytes(2 * 4096)
+
+    async def work(number: int) -> None:
+        os.pwrite(descriptor, pages, len(pages) * number)
+        os.fdatasync(descriptor)
+
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    return work
 
 
 def together(session: Any, supply: Messages, count: int) -> Work:
@@ -58,8 +71,13 @@ async def append(bench: Bench) -> None:
     for name, file in sizes(bench, "append").items():
         session = await bench.holding(name.replace(" ", "-"), file())
         ours = medians(appending(session, Messages()), count)
-        rounds = await in_turns(bench.repeat, ours, medians(calling(bare), count))
+        disk = medians(synchronising(bench.new_file()), count)
+        rounds = await in_turns(bench.repeat, ours, medians(calling(bare), count), disk)
         bench.add(name, middle(rounds), "s", at_most(1.3))
+        call = middle(rounds)[1]
+        sums = [(one[0], call + one[2]) for one in rounds]
+        bench.add(f"{name}, to a bare call and a bare fdatasync", middle(sums), "s")
+        bench.report(f"{name}, the disk's fdatasync alone", middle(rounds, 2, 1)[0], "s")
 
 
 @line("append-pipelined")

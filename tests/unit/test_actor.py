@@ -13,6 +13,7 @@ from sessions_actor.actor import ActivationSpec, ActorState, ConversationActor
 from sessions_actor.lease import NodeLease
 from sessions_actor.overload import Bounds
 from sessions_actor.transfer_steps import size_step
+from sessions_actor.waiting import Countdown
 
 from .fake_cluster import standing_lease, until
 
@@ -138,7 +139,8 @@ async def test_what_was_done_past_the_lease_is_not_acknowledged(leased: Leased) 
 async def test_an_outcome_is_not_collected_past_the_lease(leased: Leased) -> None:
     hosted = leased.actor._hosted
     assert hosted is not None
-    done = asyncio.create_task(hosted._run(wire.Part("", "get_latest_leaf", b"[[],{},[]]")))
+    part = wire.Part("", "get_latest_leaf", b"[[],{},[]]")
+    done = asyncio.create_task(hosted._run(part, Countdown(1)))
     ticket = hosted.remains.ticket(done).data.decode()
     await done
     leased.time = 11.0
