@@ -15,6 +15,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeVar
 
 from sessions_actor.errors import ConversationNotFoundError, NoCapacityError
@@ -368,9 +369,9 @@ class Jobs:
         while True:
             await router.pool.refresh()
             disks, held = await survey(router)
-            candidates = (one for one in held if not run.tries[one.name])
-            views = router.pool.views()
-            moves = plan_moves(views, disks, candidates, bytes_min=self._bytes_min)
+            candidates = [one for one in held if one.name not in run.tries]
+            plan = partial(plan_moves, bytes_min=self._bytes_min)
+            moves = await asyncio.to_thread(plan, router.pool.views(), disks, candidates)
             run.left = len(moves)
             if not moves:
                 return

@@ -16,6 +16,7 @@ from .test_crash import Writer
 
 Nodes = dict[str, str]
 NOTICE_S = 120
+PATIENCE: dict[str, Any] = {"capacity_wait_s": 120, "call_timeout_s": 180}
 
 
 def announce_the_end(address: str, node_id: str) -> None:
@@ -36,7 +37,7 @@ async def test_a_node_whose_end_ray_announces_is_emptied_before_it_goes(
     deploy: Deploy, cluster: Any, three_nodes: Nodes, tmp_path: Path
 ) -> None:
     node = cluster.add_node(num_cpus=2, env_vars={NODE_ROOT_VARIABLE: str(tmp_path / "own")})
-    async with deploy(capacity_wait_s=120, call_timeout_s=180) as client:
+    async with deploy(**PATIENCE) as client:
         names = [f"notice/{i}" for i in range(5)]
         for name in names:
             await client.get(name).session().append_message(message("m"))
@@ -69,7 +70,7 @@ async def test_a_drain_goes_on_when_the_router_is_killed_and_nobody_asks(
     deploy: Deploy, three_nodes: Nodes, tmp_path: Path
 ) -> None:
     root = tmp_path / "data"
-    async with deploy(capacity_wait_s=120, call_timeout_s=180) as client:
+    async with deploy(**PATIENCE) as client:
         names = [f"killed/{i}" for i in range(8)]
         for name in names:
             await client.get(name).session().append_message(message("m"))
@@ -99,3 +100,39 @@ async def test_a_drain_goes_on_when_the_router_is_killed_and_nobody_asks(
         assert (evened.state, evened.failed) == ("done", {})
         for name in names:
             assert await client.get(name).session().get_history() == [message("m")]
+
+
+async def test_a_migration_tells_how_far_it_is_and_ends_with_its_caller(
+    deploy: Deploy, three_nodes: Nodes
+) -> None:
+    async with deploy(**PATIENCE) as client:
+        session = client.get("alice").session()
+        for i in range(12):
+            await session.append_messages([message(f"m{i}-{j}", "x" * 100_000) for j in range(10)])
+        await client.migrate("alice", three_nodes["head"])
+        told: list[Any] = []
+        report = await client.migrate("alice", three_nodes["apart"], progress=told.append)
+        assert report.bytes > 12_000_000
+        assert told
+        assert {step.name for step in told} == {"alice"}
+        assert [step.bytes for step in told] == sorted(step.bytes for step in told)
+        assert not await client.cancel_migration("alice")
+
+        moving = asyncio.ensure_future(
+            client.migrate("alice", three_nodes["head"], progress=told.append)
+        )
+        told.clear()
+        await until(lambda: moving.done() or any(step.bytes for step in told), "it is under way")
+        moving.cancel()
+        [outcome] = await asyncio.gather(moving, return_exceptions=True)
+        info = await client.info("alice")
+        if isinstance(outcome, asyncio.CancelledError) and info.epoch == report.epoch:
+            assert info.node_id == three_nodes["apart"]
+        else:  # the switch was faster
+            assert info.node_id == three_nodes["head"]
+        assert info.state == "active"
+        await session.append_message(message("after"))
+        assert [m["id"] async for m in session.history()] == [
+            *(f"m{i}-{j}" for i in range(12) for j in range(10)), "after"
+        ]  # fmt: skip
+        assert await client.get("alice").verify() == []
