@@ -24,7 +24,7 @@ from sessions_actor.limits import MIB
 from sessions_actor.replica import Durability
 
 from .models import ConversationInfo, NodeInfo
-from .render import count
+from .render import clean, count
 
 Level = Literal["ok", "warning", "fault"]
 
@@ -90,6 +90,10 @@ class Deployment:
     """Nodes that did not answer, and why."""
     known: tuple[NodeInfo, ...] = ()
     active: tuple[ConversationInfo, ...] = ()
+    disks: dict[str, int] = field(default_factory=dict)
+    """How many conversations lie on each disk."""
+    gone: tuple[str, ...] = ()
+    """What is told of nodes that have left the cluster."""
     durability: Durability = Durability.LOCAL
 
 
@@ -122,17 +126,21 @@ def about_here(node_id: str) -> Facts:
 
 
 def examine(
-    node_id: str, storage_root: str, namespace: str, router: str, durability: Durability
+    node_id: str,
+    storage_root: str,
+    namespace: str,
+    routers: Sequence[str],
+    durability: Durability,
 ) -> Facts:
-    """Return a node's facts; runs there."""
+    """Return a node's facts; runs there. The least of its leases counts, one from each router."""
     from sessions_actor.disk import root_here
     from sessions_actor.lease import lease_file, open_lease
 
     root = root_here(storage_root)
     facts = about_here(node_id)
     error, took = _probe(root)
-    lease = lease_file(namespace, router, node_id)
-    left = open_lease(lease).left_s if lease.exists() else None
+    leases = [lease_file(namespace, router, node_id) for router in routers]
+    left = min((open_lease(one).left_s if one.exists() else 0.0 for one in leases), default=None)
     facts = replace(
         facts, storage_root=str(root), storage_error=error, write_s=took, lease_left_s=left
     )
@@ -213,6 +221,7 @@ def judge(deployment: Deployment) -> list[Finding]:
         _judge_versions,
         _judge_auth,
         _judge_storage,
+        _judge_disks,
         _judge_modes,
         _judge_space,
         _judge_leases,
@@ -244,8 +253,10 @@ def _judge_nodes(deployment: Deployment) -> list[Finding]:
         )
         for node_id, reason in deployment.silent.items()
     ]
-    number = len(deployment.nodes)
-    return found + [Finding("ok", "nodes", "", f"{number} answered")] * bool(number)
+    told = f"{len(deployment.nodes)} answered"
+    if deployment.gone:
+        told += f"; {len(deployment.gone)} left the cluster, last {clean(deployment.gone[-1], 200)}"
+    return [*found, Finding("ok", "nodes", "", told)]
 
 
 def _judge_versions(deployment: Deployment) -> list[Finding]:
@@ -284,6 +295,28 @@ def _judge_storage(deployment: Deployment) -> list[Finding]:
             found.append(Finding("warning", "storage", _name(node), text, advice))
     slowest = max((node.write_s for node in deployment.nodes), default=0.0)
     return _or_ok(found, "storage", f"writable; a durable write takes {slowest * 1000:.0f} ms")
+
+
+def _judge_disks(deployment: Deployment) -> list[Finding]:
+    """Find conversations whose disk left with its node."""
+    here = {node.disk_id for node in deployment.known}
+    lost = {disk: number for disk, number in deployment.disks.items() if disk not in here}
+    number = count(sum(lost.values()), "conversation")
+    if not lost:
+        held = count(sum(deployment.disks.values()), "conversation")
+        told = f"each of {held} lies on the disk of a live node"
+        return [Finding("ok", "disks", "", told)]
+    where = ", ".join(sorted(disk[:8] for disk in lost))
+    if None in here:
+        text = f"{number} on a disk that no live node has shown yet"
+        advice = "ask again in a minute: a node shows its disk when its agent runs"
+        return [Finding("warning", "disks", where, text, advice)]
+    text = f"{number} on a disk that no live node has"
+    if deployment.durability is Durability.LOCAL:
+        advice = "they cannot be reached: bring that node, or its disk, back"
+        return [Finding("fault", "disks", where, text, advice)]
+    advice = "they come back from their replicas when they are used next"
+    return [Finding("warning", "disks", where, text, advice)]
 
 
 def _judge_modes(deployment: Deployment) -> list[Finding]:

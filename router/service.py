@@ -212,6 +212,10 @@ class RouterActor:
         """See `Administration.active`."""
         return await (await self._started()).administration.active(limit)
 
+    async def disks(self) -> dict[str, int]:
+        """See `Administration.disks`."""
+        return await (await self._started()).administration.disks()
+
     async def delete(self, name: str) -> bool:
         """See `Administration.delete`."""
         return await (await self._started()).administration.delete(name)

@@ -347,6 +347,10 @@ class SyncClient:
         """See `Client.undrain`."""
         shared_loop().run(self._client.undrain(node_id))
 
+    def disks(self) -> dict[str, int]:
+        """See `Client.disks`."""
+        return shared_loop().run(self._client.disks())
+
     def nodes(self) -> Nodes:
         """See `Client.nodes`."""
         return shared_loop().run(self._client.nodes())

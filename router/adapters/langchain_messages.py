@@ -62,10 +62,18 @@ def message_of(row: Mapping[str, Any], serde: Serializer) -> BaseMessage:
     return messages_from_dict([_plain(row) if found is NOTHING else found])[0]
 
 
-def row_id(parent_id: str | None, fields: Mapping[str, Any]) -> str:
+def mark_of(message: BaseMessage, serde: Serializer) -> bytes:
+    """Return what tells a message from any other, without making its row. Cost: some 20 us."""
+    kind = type(message)
+    try:
+        return dumps([kind.__module__, kind.__qualname__, message.model_dump()])
+    except TypeError:
+        return b"%b %b" % (kind.__qualname__.encode(), serde.dumps_typed(message)[1])
+
+
+def row_id(parent_id: str | None, mark: bytes) -> str:
     """Name a row by what it holds and what it follows: equal lists are the same rows."""
-    digest = hashlib.sha256(dumps([parent_id, fields]))
-    return digest.hexdigest()[:40]
+    return hashlib.sha256((parent_id or "").encode() + b" " + mark).hexdigest()[:40]
 
 
 def with_id(fields: Mapping[str, Any], message_id: str) -> SessionMessage:

@@ -29,7 +29,7 @@ from sessions_actor.records import Message
 
 from ..client import Client
 from ..sync import SyncClient
-from .langchain_messages import message_fields, message_of, row_id, with_id
+from .langchain_messages import mark_of, message_fields, message_of, row_id, with_id
 from .langgraph_rows import (
     BATCH_ROWS,
     CHAT,
@@ -164,31 +164,34 @@ class ConversationSaver(BlockingForms):
         self, thread: str, session_id: str, messages: Sequence[BaseMessage], at: float
     ) -> str:
         """Store a list of messages as a path; returns the id of its last row."""
-        rows: list[tuple[Message, str | None]] = []
-        last: str | None = None
+        ids: list[str] = []
         for message in messages:
-            fields = message_fields(message, self.serde)
-            current = row_id(last, fields)
-            rows.append((cast(Message, with_id(fields, current)), last))
-            last = current
-        assert last is not None
+            ids.append(row_id(ids[-1] if ids else None, mark_of(message, self.serde)))
+
+        def rows_from(start: int) -> list[tuple[Message, str | None]]:
+            found = []
+            for number in range(start, len(ids)):
+                fields = message_fields(messages[number], self.serde)
+                row = cast(Message, with_id(fields, ids[number]))
+                found.append((row, ids[number - 1] if number else None))
+            return found
+
         session = self._conversation(thread).session(session_id)
         known = 0
-        while known < len(rows) and self._is_known(thread, session_id, rows[known][0]["id"]):
+        while known < len(ids) and self._is_known(thread, session_id, ids[known]):
             known += 1
         if known:
             # The thread may have been deleted by another process since: the row before the new
             # ones is asked for by the same call, and without it all of them are sent.
-            anchor = rows[known - 1][0]["id"]
             found, _ = await asyncio.gather(
-                session.get_message(anchor), _import(session, listed(rows[known:], at))
+                session.get_message(ids[known - 1]), _import(session, listed(rows_from(known), at))
             )
             known = known if found is not None else 0
         if not known:
-            await _import(session, listed(rows, at))
-        for row, _parent in rows[known:]:
-            self._know(thread, session_id, row["id"])
-        return last
+            await _import(session, listed(rows_from(0), at))
+        for one in ids[known:]:
+            self._know(thread, session_id, one)
+        return ids[-1]
 
     def _is_known(self, thread: str, session_id: str, message_id: str) -> bool:
         place = (thread, session_id, message_id)

@@ -14,6 +14,7 @@ serializer is LangGraph's plain one; else as the serializer's bytes, so an encry
 leaves nothing readable behind.
 """
 
+import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -36,6 +37,8 @@ KEY: Final = "langgraph"
 CHAT_CHANNEL: Final = "messages"
 # Larger values lie outside their row, once for equal ones.
 INLINE_BYTES_MAX: Final = 8192
+# A row of more than about 1,000 bytes takes a page of its own: text in a value is worth packing.
+COMPRESSED_BYTES_MIN: Final = 256
 BATCH_ROWS: Final = 200
 _MEDIA_TYPE = "application/octet-stream"
 
@@ -65,9 +68,12 @@ class Packer:
         if self._plain and _is_json(value):
             return {"json": value}
         kind, data = self._serde.dumps_typed(value)
-        text = b64encode(data).decode()
         if len(data) <= INLINE_BYTES_MAX:
-            return {"type": kind, "bytes": text}
+            small = zlib.compress(data) if len(data) >= COMPRESSED_BYTES_MIN else data
+            if len(small) < len(data):
+                return {"type": kind, "zlib": b64encode(small).decode()}
+            return {"type": kind, "bytes": b64encode(data).decode()}
+        text = b64encode(data).decode()
         self.parts.append({"type": "file", "mediaType": _MEDIA_TYPE, "data": text})
         return {"type": kind, "part": len(self.parts) - 1}
 
@@ -88,8 +94,13 @@ def unpack(row: Mapping[str, Any], packed: Mapping[str, Any], serde: Serializer)
     """Return the value that `Packer.pack` was given."""
     if "json" in packed:
         return packed["json"]
-    text = packed["bytes"] if "bytes" in packed else row["parts"][packed["part"]]["data"]
-    return serde.loads_typed((packed["type"], b64decode(text)))
+    if "part" in packed:
+        data = b64decode(row["parts"][packed["part"]]["data"])
+    elif "zlib" in packed:
+        data = zlib.decompress(b64decode(packed["zlib"]))
+    else:
+        data = b64decode(packed["bytes"])
+    return serde.loads_typed((packed["type"], data))
 
 
 def milliseconds(moment: object) -> float:

@@ -64,7 +64,9 @@ async def doctor(deployment: Deployment) -> int:
 async def _gather(client: "Client", namespace: str) -> checkup.Deployment:
     """Ask every node of the cluster, and the router for what is active."""
     settings = client.settings
-    known, active = await asyncio.gather(client.nodes(), client.active(ACTIVE_LOOKED_AT))
+    known, active, disks, gone = await asyncio.gather(
+        client.nodes(), client.active(ACTIVE_LOOKED_AT), client.disks(), asyncio.to_thread(_gone)
+    )
     asked = [_ask(node.node_id, namespace, settings) for node in known]
     answers = await asyncio.gather(*asked, return_exceptions=True)
     nodes, silent = [], {}
@@ -82,8 +84,21 @@ async def _gather(client: "Client", namespace: str) -> checkup.Deployment:
         silent=silent,
         known=tuple(known),
         active=tuple(active),
+        disks=disks,
+        gone=gone,
         durability=settings.durability,
     )
+
+
+def _gone() -> tuple[str, ...]:
+    """Return what Ray tells of the nodes that have left, in no order but its own."""
+    import ray
+
+    if not ray.is_initialized():
+        return ()
+    nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
+    left = [node for node in nodes if not node["Alive"]]
+    return tuple(f"{node['NodeID'][:8]} ({node.get('DeathReasonMessage') or '?'})" for node in left)
 
 
 async def _ask(node_id: str, namespace: str, settings: "Settings") -> checkup.Facts:
@@ -91,16 +106,16 @@ async def _ask(node_id: str, namespace: str, settings: "Settings") -> checkup.Fa
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from ..shards import ROUTER_NAME
 
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
     task: Any = ray.remote(num_cpus=0, max_retries=0)(checkup.examine)
+    routers = [one.router_name for one in Shard(0, settings.router_shards).all]
     best: checkup.Facts | None = None
     shortest = float("inf")
     for _ in range(2):  # the first one waits for a process to start
         began = time.time()
         asked = task.options(scheduling_strategy=there).remote(
-            node_id, str(settings.storage_root), namespace, ROUTER_NAME, settings.durability
+            node_id, str(settings.storage_root), namespace, routers, settings.durability
         )
         facts: checkup.Facts = await asyncio.wait_for(asked, ANSWER_S)
         ended = time.time()

@@ -114,6 +114,10 @@ class Client(MemoryClient):
         """Describe the one node."""
         return [NodeInfo("n1", "127.0.0.1", "alive", "d1", 1, 1, 100)]
 
+    async def disks(self) -> dict[str, int]:
+        """Count them all on the one disk."""
+        return {"d1": len(self.conversations)}
+
     async def active(self, limit: int = 100) -> list[ConversationInfo]:
         """Describe those that do not sleep."""
         names = [name for name in self.conversations if name not in self.hibernated]

@@ -190,11 +190,32 @@ def test_what_is_wrong_on_a_node(check: str, level: str, changes: dict[str, Any]
             {"known": (NodeInfo(NODE.node_id, "h", "draining", "d", 1, 0, 9),)},
         ),
         ("replicas", "warning", {"durability": Durability.LOCAL}),
+        ("disks", "warning", {"disks": {"d1": 5, "gone": 3}}),
         ("replicas", "fault", {"active": (info("alice", replica_lag_s=60.0),)}),
     ],
 )
 def test_what_is_wrong_with_the_whole(check: str, level: str, changes: dict[str, Any]) -> None:
     assert [(one.check, one.level) for one in judged(facts(), **changes)] == [(check, level)]
+
+
+def test_conversations_whose_disk_is_gone_are_a_fault_without_replicas() -> None:
+    disks = {"d1": 5, "0123456789": 3}
+    found = judged(facts(), disks=disks, durability=Durability.LOCAL)
+    assert [(one.check, one.level) for one in found] == [
+        ("disks", "fault"),
+        ("replicas", "warning"),
+    ]
+    assert found[0].where == "01234567"
+    assert found[0].text.startswith("3 conversations")
+    unseen = NodeInfo(NODE.node_id, "h", "alive", None, 0, 0, 9)
+    (told,) = judged(facts(), disks=disks, known=(unseen,))
+    assert (told.check, told.level) == ("disks", "warning")
+
+
+def test_who_left_is_told_without_alarm() -> None:
+    found = checkup.judge(checkup.Deployment(facts(), (facts(),), gone=("n2 (SIGTERM)",)))
+    assert "1 left the cluster, last n2 (SIGTERM)" in found[0].text
+    assert found[0].level == "ok"
 
 
 def test_a_node_that_serves_nothing_needs_no_lease() -> None:
@@ -205,17 +226,17 @@ def test_a_node_that_serves_nothing_needs_no_lease() -> None:
 def test_the_probe_of_a_storage_root(tmp_path: Any) -> None:
     root = tmp_path / "data"
     root.mkdir(mode=0o700)
-    well = checkup.examine("n", str(root), "test", "router", Durability.LOCAL)
+    well = checkup.examine("n", str(root), "test", ["router"], Durability.LOCAL)
     assert (well.storage_error, well.open_to_others) == ("", ())
     assert well.write_s > 0
     assert well.total_bytes > 0
     assert list(root.iterdir()) == []
     (root / "readable").touch(mode=0o644)
     (root / "readable").chmod(0o644)
-    assert checkup.examine("n", str(root), "test", "router", Durability.LOCAL).open_to_others == (
+    assert checkup.examine("n", str(root), "test", ["router"], Durability.LOCAL).open_to_others == (
         f"{root}/readable",
     )
-    missing = checkup.examine("n", str(tmp_path / "later"), "test", "router", Durability.LOCAL)
+    missing = checkup.examine("n", str(tmp_path / "later"), "test", ["router"], Durability.LOCAL)
     assert (missing.storage_error, missing.total_bytes) == ("", 0)
 
 
