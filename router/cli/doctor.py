@@ -106,6 +106,7 @@ async def _ask(node_id: str, namespace: str, settings: "Settings") -> checkup.Fa
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    from ..shards import Shard
 
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
     task: Any = ray.remote(num_cpus=0, max_retries=0)(checkup.examine)
