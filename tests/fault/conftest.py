@@ -77,12 +77,12 @@ def loaded(deploy: Deploy, request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MB, where this user may mount one."""
+    """A file system of 64 MB, room for a few logs, where this user may mount one."""
     import subprocess
 
     folder = tmp_path / "small"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
     if os.getuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("this user may mount no file system")
     yield folder
