@@ -174,7 +174,7 @@ class Relocation:
             if entry is None:
                 raise MigrationFailedError(name, "begin", "its owner changed meanwhile")
             spec = _target_spec(router, entry, slot)
-            copied = await self._fill(source, slot, spec, moving.gauge)
+            copied, position = await self._fill(source, slot, spec, moving.gauge)
             heed_cancelling()
         except BaseException as error:
             await through(self._undo(source, slot, entry))
@@ -184,6 +184,8 @@ class Relocation:
 
         async def finish() -> MigrationReport:
             switched = await self._switch(source, slot, target, entry)
+            if router.failover is not None:
+                await router.failover.completed(switched, position)
             moving.gauge.enter("switched")
             moving.report = MigrationReport(
                 name=name,
@@ -203,8 +205,11 @@ class Relocation:
 
     async def _fill(
         self, source: Serving, slot: Slot, spec: ActivationSpec, gauge: Gauge
-    ) -> Copied:
-        """Bring everything to the target, which is ready to serve when this returns."""
+    ) -> tuple[Copied, int]:
+        """Bring everything to the target, which is ready to serve when this returns.
+
+        Returns: what was copied, and up to where the target's own replica is complete.
+        """
         await answer(slot.actor.receive.remote(spec))
 
         async def seal() -> None:
@@ -216,8 +221,8 @@ class Relocation:
             End(slot.actor, spec.name, spec.epoch),
         )
         copied = await self._copy(source.name, *ends, seal, gauge)
-        await answer(slot.actor.promote.remote(spec.name, spec.epoch))
-        return copied
+        position: int = await answer(slot.actor.promote.remote(spec.name, spec.epoch))
+        return copied, position
 
     async def _switch(self, source: Serving, slot: Slot, target: Owner, begun: Entry) -> Entry:
         """Make the target the owner, or leave the source as it.
@@ -322,4 +327,5 @@ def _target_spec(router: Router, entry: Entry, slot: Slot) -> ActivationSpec:
         follow=True,
         has_file=False,
         term=router.leases.term(slot.node_id),
+        replica=router.replica_of(entry.name, entry.target["generation"]),
     )

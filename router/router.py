@@ -402,15 +402,14 @@ class Router:
             bounds=self.settings.bounds,
             has_file=entry.has_file,
             follow=self.following.is_followed(entry.name),
-            replica=self._replica_of(entry),
+            replica=self.replica_of(entry.name, entry.generation),
             client_limits=self.settings.client_limits,
             term=FIRST_TERM if entry.node_id is None else self.leases.term(entry.node_id),
         )
 
-    def _replica_of(self, entry: Entry) -> ReplicaSpec | None:
-        if self.failover is None:
-            return None
-        return self.failover.replicas.spec(entry.name, entry.generation)
+    def replica_of(self, name: str, generation: int) -> ReplicaSpec | None:
+        """Return what an actor needs to replicate a conversation's file of some generation."""
+        return None if self.failover is None else self.failover.replicas.spec(name, generation)
 
     # ------------------------------------------------------------------------- hibernation
 

@@ -213,9 +213,7 @@ class ConversationActor:
             if self._hosted is None or self._spec != spec:
                 self._require_idle()
                 await self._start(spec)
-            assert self._hosted is not None
-            replica = self._hosted.replica
-            return 0 if replica is None else replica.position
+            return self._position()
 
     async def _start(self, spec: ActivationSpec) -> None:
         self._bind(ActorState.STARTING, spec)
@@ -446,9 +444,15 @@ class ConversationActor:
                 raise
             self._site = Site(storage, None)
 
-    async def promote(self, name: str, epoch: int) -> None:
+    def _position(self) -> int:
+        """The transaction up to which the hosted conversation's replica is complete."""
+        replica = None if self._hosted is None else self._hosted.replica
+        return 0 if replica is None else replica.position
+
+    async def promote(self, name: str, epoch: int) -> int:
         """Start the conversation that a target received; it serves from now on.
 
+        Returns: as `activate`.
         Raises: StaleEpochError when nothing was received under this epoch; as `activate`.
         """
         async with self._change:
@@ -456,6 +460,7 @@ class ConversationActor:
             self._close_site()
             site.storage.close()
             await self._start(spec)
+            return self._position()
 
     async def discard(self, name: str, epoch: int) -> bool:
         """Give up what a target received or started; returns whether its file is gone."""

@@ -15,6 +15,7 @@ import sys
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,11 @@ VERSION_TIMEOUT_S: Final = 30.0
 LEVELS_S: Final = (30, 300, 3600)
 LEVEL_WHOLE: Final = 9
 WHOLE_EVERY_S: Final = 24 * 3600
+
+# What a file of a replica begins with, up to the millisecond in which it was made.
+_MAGIC: Final = b"LTX1"
+_MADE_AT: Final = 32
+HEADER_BYTES: Final = 40
 
 # What the daemon may take to bring replicas up to date when it is told to end.
 END_SYNC_S: Final = 3
@@ -117,6 +123,19 @@ class LogFile:
     last: int
     bytes: int
     at: str
+
+    @property
+    def key(self) -> str:
+        """Where it lies, relative to the replica's URL."""
+        return f"ltx/{self.level}/{self.first:016x}-{self.last:016x}.ltx"
+
+
+def made_at(header: bytes) -> datetime | None:
+    """Return when a file of a replica was made, by its header; None when that is not one."""
+    if len(header) < HEADER_BYTES or header[: len(_MAGIC)] != _MAGIC:
+        return None
+    ms = int.from_bytes(header[_MADE_AT:HEADER_BYTES], "big")
+    return datetime.fromtimestamp(ms / 1000, UTC)
 
 
 class EngineError(Exception):

@@ -23,8 +23,8 @@ class Objects(Protocol):
     def put(self, key: str, data: bytes) -> None:
         """Write a file, whole or not at all."""
 
-    def get(self, key: str) -> bytes | None:
-        """Read a file; None when there is none."""
+    def get(self, key: str, size: int | None = None) -> bytes | None:
+        """Read a file, or its first so many bytes; None when there is none."""
 
     def names(self, key: str) -> list[str]:
         """List what lies directly below a folder, sorted; folders end in a slash."""
@@ -64,9 +64,10 @@ class FileObjects:
         finally:
             draft.unlink(missing_ok=True)
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str, size: int | None = None) -> bytes | None:
         try:
-            return (self._root / key).read_bytes()
+            with open(self._root / key, "rb") as file:
+                return file.read(-1 if size is None else size)
         except FileNotFoundError:
             return None
 
@@ -123,10 +124,11 @@ class S3Objects:
         with self._translated():
             self._s3.put_object(Bucket=self._bucket, Key=self._key(key), Body=data)
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str, size: int | None = None) -> bytes | None:
+        part = {} if size is None else {"Range": f"bytes=0-{size - 1}"}
         with self._translated():
             try:
-                found = self._s3.get_object(Bucket=self._bucket, Key=self._key(key))
+                found = self._s3.get_object(Bucket=self._bucket, Key=self._key(key), **part)
             except self._s3.exceptions.NoSuchKey:
                 return None
             data: bytes = found["Body"].read()

@@ -5,6 +5,7 @@ a sound file. What was restored is checked before anybody opens it: SQLite finds
 the conversation's, and it is no newer than its directory knows.
 """
 
+import asyncio
 import contextlib
 import os
 import re
@@ -19,7 +20,9 @@ from sessions_actor.database_file import make_parent, sync_folder
 from sessions_actor.errors import StorageCorruptError, StorageError
 from sessions_actor.gate import META_TABLE
 
-from .engine import EngineError, log_files, run
+from .engine import HEADER_BYTES, EngineError, LogFile, log_files, made_at, run
+from .objects import open_objects
+from .paths import ReplicaUrl
 
 RESTORE_TIMEOUT_S: Final = 3600.0
 LIST_TIMEOUT_S: Final = 60.0
@@ -105,18 +108,37 @@ async def _beyond(url: str, draft: Path, at: datetime, check: str) -> int:
 
 
 async def restore_points(url: str) -> list[datetime]:
-    """List the moments that a replica can be restored to, oldest first, to the second.
+    """List the moments that a replica can be restored to, oldest first.
 
+    The first is exact where the replica can be read, the others are to the second.
     Raises: StorageError when it cannot be read.
     """
     try:
         files = await log_files(url, timeout_s=LIST_TIMEOUT_S)
     except EngineError as error:
         raise StorageError(url, f"cannot be listed: {error}") from None
-    whole = min((file.last for file in files if file.first == 1), default=None)
-    if whole is None:
+    first = min((file for file in files if file.first == 1), key=_last_of, default=None)
+    if first is None:
         return []
-    return sorted({datetime.fromisoformat(file.at) for file in files if file.last >= whole})
+    begun = await _made_at(ReplicaUrl.parse(url), first)
+    others = {datetime.fromisoformat(file.at) for file in files if file.last >= first.last}
+    return [begun, *sorted(other for other in others if other > begun)]
+
+
+def _last_of(file: LogFile) -> int:
+    return file.last
+
+
+async def _made_at(url: ReplicaUrl, file: LogFile) -> datetime:
+    """Return when a file was made; to the second where its header cannot be read."""
+    made: datetime | None = None
+    if url.listed:
+        try:
+            head = await asyncio.to_thread(open_objects(url).get, file.key, HEADER_BYTES)
+        except OSError as error:
+            raise StorageError(str(url), f"cannot be read: {error}") from error
+        made = None if head is None else made_at(head)
+    return made or datetime.fromisoformat(file.at)
 
 
 def _look(draft: Path, target: Path, position: int) -> Restored:

@@ -1,0 +1,244 @@
+"""A router over nodes with disks of their own, in one process with real replicas and no Ray."""
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router import Settings
+from router.administration import Administration
+from router.directory import State
+from router.leases import Leases
+from router.recovery import Recovery
+from router.relocation import Relocation
+from router.replicated_directory import ReplicatedDirectory
+from router.replication import home
+from router.replication.daemon import Daemon
+from router.replication.paths import conversation_key
+from router.replication.replicas import Replicas
+from router.router import Router
+from router.upkeep import Upkeep
+from sessions_actor.channel import Address
+from sessions_actor.errors import ConversationNotFoundError, StorageError
+from sessions_actor.handle import ConversationHandle
+from sessions_actor.overload import Bounds
+from sessions_actor.replica import Durability
+from tests.cluster.conftest import message
+from tests.unit.fake_cluster import FakeCluster
+
+from .conftest import TERMS, running
+
+NAMESPACE = "here"
+
+
+class World:
+    """Nodes a, b and c, each with a disk and its daemon; the router runs on a."""
+
+    call_timeout_s = 30.0
+    bounds = Bounds()
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cluster = FakeCluster({name: folder / name for name in "abc"})
+        self.stack = contextlib.AsyncExitStack()
+        self.daemons: dict[str, contextlib.AsyncExitStack] = {}
+        self.settings = Settings(
+            storage_root=folder / "a",
+            warm_actors=0,
+            lease_ttl_s=0.3,
+            capacity_wait_s=5.0,
+            durability=Durability.REPLICATED,
+            replica_url=f"file://{folder}/far",
+            replica_timeout_s=20.0,
+        )
+
+    async def start(self) -> None:
+        for name, root in self.cluster.roots.items():
+            root.mkdir(exist_ok=True)
+            if name not in self.daemons:
+                self.daemons[name] = contextlib.AsyncExitStack()
+                await self.daemons[name].enter_async_context(running(Daemon(root, TERMS)))
+        root = self.folder / "a"
+        self.replicas = Replicas(self.settings, NAMESPACE)
+        found = await home.prepare(root, self.replicas)
+        self.directory = ReplicatedDirectory(root)
+        self.directory.replicate(
+            home.spec(root, self.replicas, found), found.line, self.replicas.keep
+        )
+        if found.restored:
+            await self.directory.skip_ahead()
+        if found.rebuild:
+            await home.rebuild(root, self.directory, self.replicas)
+        leases = Leases(self.settings.lease_ttl_s, asyncio.get_running_loop().time)
+        self.router = Router(
+            self.settings, root, self.directory, self.cluster, leases, self.replicas
+        )
+        self.upkeep = Upkeep(self.router)
+        await self.upkeep.start("a")
+        self.relocation = Relocation(self.router)
+        self.recovery = Recovery(self.router)
+
+    async def stop(self) -> None:
+        await self.upkeep.close()
+        for daemon in self.daemons.values():
+            await daemon.aclose()
+
+    async def lose(self, name: str) -> None:
+        """End a node with everything on it, its disk included."""
+        for actor, node_id in self.cluster.actors.values():
+            if node_id == name:
+                actor.die()
+        await self.daemons.pop(name).aclose()
+        shutil.rmtree(self.cluster.roots.pop(name))
+
+    async def resolve(self, name: str, failed: Address | None) -> Address:
+        return await self.router.resolve(name, None if failed is None else failed.epoch)
+
+    async def succession(self, name: str, epoch: int, wait_s: float) -> Any:
+        return await self.router.succession(name, epoch, wait_s)
+
+    def session(self, name: str) -> Any:
+        return ConversationHandle(name, self).session()
+
+    async def stored(self, name: str) -> list[str]:
+        return [m["id"] async for m in self.session(name).history()]
+
+    def lines(self, name: str) -> list[str]:
+        folder = self.folder / "far" / NAMESPACE / conversation_key(name)
+        return sorted(p.name for p in folder.iterdir() if p.is_dir())
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    made = World(tmp_path)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def test_each_file_writes_a_replica_of_its_own(world: World) -> None:
+    session = world.session("alice")
+    await session.append_message(message("m0"))
+    for target in ("b", "c", "b"):
+        await world.relocation.migrate("alice", target)
+        await session.append_message(message(f"on {target} {len(world.lines('alice'))}"))
+        entry = world.router.entry("alice")
+        assert entry.line == entry.generation, "the new file's replica is known to be complete"
+    assert len(world.lines("alice")) == 4
+    assert len(await world.stored("alice")) == 4
+
+
+async def test_a_lost_node_is_followed_from_the_replica(world: World) -> None:
+    for name in ("awake", "asleep"):
+        session = world.session(name)
+        await session.append_message(message("m0"))
+        await world.relocation.migrate(name, "b")
+        await session.append_message(message("m1"))
+    await Administration(world.router).hibernate("asleep")
+    before = {name: world.router.entry(name) for name in ("awake", "asleep")}
+    await world.lose("b")
+    for name, entry in before.items():
+        assert await world.stored(name) == ["m0", "m1"]
+        await world.session(name).append_message(message("m2"))
+        after = world.router.entry(name)
+        assert after.epoch > entry.epoch
+        assert after.disk_id != entry.disk_id
+        assert after.generation != entry.generation
+        assert await world.session(name).get_message("m2") is not None
+
+
+async def test_an_epoch_is_not_given_before_the_lease_ran_out(world: World) -> None:
+    await world.session("alice").append_message(message("m0"))
+    await world.relocation.migrate("alice", "b")
+    granted = world.router.leases.renew("b")
+    await world.lose("b")
+    clock = asyncio.get_running_loop().time
+    asked = clock()
+    assert await world.stored("alice") == ["m0"]
+    assert clock() - asked >= granted.ttl_s * 0.9
+
+
+async def test_a_replica_that_is_gone_with_its_disk_is_an_error_not_an_empty_conversation(
+    world: World,
+) -> None:
+    await world.session("alice").append_message(message("m0"))
+    await world.relocation.migrate("alice", "b")
+    await world.session("alice").append_message(message("m1"))
+    await world.lose("b")
+    shutil.rmtree(world.folder / "far" / NAMESPACE / conversation_key("alice"))
+    with pytest.raises(StorageError, match="the replica is gone"):
+        await world.stored("alice")
+    assert world.router.entry("alice").state is State.HIBERNATED
+
+
+async def test_a_new_conversation_whose_node_went_before_it_said_anything_begins_empty(
+    world: World,
+) -> None:
+    address = await world.router.resolve("alice")
+    entry = world.router.entry("alice")
+    node = next(n for a, n in world.cluster.actors.values() if a is address.actor)
+    if node == "a":
+        pytest.skip("it came to the router's node")
+    assert entry.line == entry.generation
+    await world.lose(node)
+    assert await world.stored("alice") == []
+
+
+async def test_the_directory_comes_back_on_an_empty_disk(world: World) -> None:
+    for number in range(3):
+        await world.session(f"c{number}").append_message(message(f"m{number}"))
+    await world.relocation.migrate("c1", "b")
+    await Administration(world.router).delete("c2")
+    generation = world.router.entry("c1").generation
+    await world.upkeep.close()
+    await world.lose("a")
+    world.cluster.roots["a"] = world.folder / "a"
+    await world.start()
+    assert world.directory.page() == ["c0", "c1"]
+    assert world.router.entry("c1").generation == generation
+    for number in range(2):
+        assert await world.stored(f"c{number}") == [f"m{number}"]
+    # Numbers that the lost directory may have given are not given again.
+    await world.session("new").append_message(message("x"))
+    assert world.router.entry("new").generation > 1_000_000
+
+
+async def test_an_older_directory_that_comes_back_is_put_aside(world: World) -> None:
+    await world.session("first").append_message(message("m0"))
+    await world.upkeep.close()
+    ignored = shutil.ignore_patterns("*.sock")
+    shutil.copytree(world.folder / "a", world.folder / "copy", ignore=ignored)
+    await world.lose("a")
+    world.cluster.roots["a"] = world.folder / "a"
+    await world.start()
+    await world.session("second").append_message(message("m0"))
+    await world.upkeep.close()
+    await world.lose("a")
+    # The machine that was lost first is back with its disk.
+    (world.folder / "copy").rename(world.folder / "a")
+    world.cluster.roots["a"] = world.folder / "a"
+    await world.start()
+    assert world.directory.page() == ["first", "second"]
+    assert (world.folder / "a" / "directory.sqlite.old-1").exists()
+
+
+async def test_moments_across_moves_are_restored(world: World) -> None:
+    session = world.session("alice")
+    moments = []
+    for number, target in enumerate(("b", "c", "a")):
+        await session.append_message(message(f"m{number}"))
+        moments.append(datetime.now(UTC))
+        await asyncio.sleep(0.05)
+        await world.relocation.migrate("alice", target)
+    for number, moment in enumerate(moments):
+        to = f"alice {number}"
+        await world.recovery.restore("alice", moment, to, in_place=False)
+        assert await world.stored(to) == [f"m{n}" for n in range(number + 1)]
+    with pytest.raises(ConversationNotFoundError):
+        await world.recovery.restore("alice", datetime(2001, 1, 1, tzinfo=UTC), "x", in_place=False)
+    assert world.directory.get("x") is None
