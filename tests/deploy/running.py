@@ -58,6 +58,33 @@ def sessions(pod: Pod, *words: str, timeout_s: float = 240, **env: str) -> Any:
     return json.loads(pod.check(command, timeout_s=timeout_s, **env))
 
 
+_TALK = """
+import json, sys
+from router import connect_sync
+names, message_id = json.loads(sys.argv[1]), sys.argv[2]
+found = {}
+with connect_sync("auto") as conversations:
+    for name in names:
+        session = conversations.get(name).session()
+        if message_id:
+            session.append_message({"id": message_id, "role": "user", "parts": []})
+        info = conversations.info(name)
+        ids = [message["id"] for message in session.history()]
+        found[name] = {"ids": ids, "epoch": info.epoch, "pid": info.pid}
+print(json.dumps(found))
+"""
+
+
+def talk(pod: Pod, names: list[str], message_id: str = "") -> dict[str, Any]:
+    """Append a message to each conversation, if an id is given, and read it whole.
+
+    Returns: for each name its messages' ids, its epoch and its owner's pid.
+    """
+    said = pod.check([sys.executable, "-c", _TALK, json.dumps(names), message_id])
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return found
+
+
 def kuberay_pod(
     network: Network, name: str, group: Object, container: Object, config: Object
 ) -> Pod:

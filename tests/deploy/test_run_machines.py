@@ -11,7 +11,7 @@ import pytest
 
 from . import shapes
 from .pods import Network, Pod
-from .running import TOKEN, compose_pod, loose, sessions, until
+from .running import TOKEN, compose_pod, loose, sessions, talk, until
 
 # A whole cluster starts here, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(900)
@@ -45,15 +45,14 @@ def test_compose_serves_and_empties_a_node_that_stops(network: Network) -> None:
         until(lambda name=name: compose.healthy(name), f"{name} is healthy")
     head = compose.pods["head"]
     until(lambda: len(sessions(head, "status")["nodes"]) == 2, "both nodes take part")
-    for number in range(4):
-        assert sessions(head, "append", f"c/{number}", "Hello")["inserted"]
+    names = [f"c/{number}" for number in range(4)]
+    talk(head, names, "m1")
     compose.hook("node-a", "pre_stop")
     nodes = {node["address"]: node for node in sessions(head, "status")["nodes"]}
     drained = nodes[compose.pods["node-a"].ip]
     assert (drained["state"], drained["active"]) == ("draining", 0)
     compose.pods["node-a"].end()
-    for number in range(4):
-        assert len(sessions(head, "show", f"c/{number}")["rows"]) == 1
+    assert all(one["ids"] == ["m1"] for one in talk(head, names).values())
     for pod in compose.pods.values():
         assert loose(pod.folder / "data/sessions") == []
         pod.end()
