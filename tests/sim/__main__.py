@@ -7,12 +7,15 @@ python -m tests.sim --seed 1234 --trace        one seed, with all that happens i
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import sys
 import time
 import traceback
+from dataclasses import replace
 
 from . import seams
+from .mutations import MUTANTS, Mutant, broken, find
 from .run import Outcome, run_parallel, run_seed
 
 FAILURES_SHOWN = 10
@@ -30,10 +33,26 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--seed", type=int, help="this one alone")
     parser.add_argument("--trace", action="store_true", help="print what happens in it")
+    parser.add_argument(
+        "--mutants", nargs="*", metavar="NAME", help="run broken builds: these, or all of them"
+    )
+    parser.add_argument("--mutant", help="break the build like this, with --seed or --seeds")
     given = parser.parse_args()
+    if given.mutants is not None:
+        wanted = [one for one in MUTANTS if not given.mutants or one.name in given.mutants]
+        return _mutants(wanted, given.jobs)
+    if given.mutant:
+        mutant = next(one for one in MUTANTS if one.name == given.mutant)
+        with broken(mutant):
+            return _run(given)
+    return _run(given)
+
+
+def _run(given: argparse.Namespace) -> int:
     if given.seed is not None:
         return _one(given.seed, given.trace)
-    return _many(range(given.first, given.first + given.seeds), given.jobs)
+    replay = "python -m tests.sim" + (f" --mutant {given.mutant}" if given.mutant else "")
+    return _many(range(given.first, given.first + given.seeds), given.jobs, replay)
 
 
 def _one(seed: int, trace: bool) -> int:
@@ -45,7 +64,7 @@ def _one(seed: int, trace: bool) -> int:
     return outcome.failure is not None
 
 
-def _many(seeds: range, jobs: int) -> int:
+def _many(seeds: range, jobs: int, replay: str) -> int:
     began, failed = time.monotonic(), 0
     done: list[Outcome] = []
     for outcome in run_parallel(seeds, jobs):
@@ -53,9 +72,7 @@ def _many(seeds: range, jobs: int) -> int:
         if outcome.failure is not None:
             failed += 1
             if failed <= FAILURES_SHOWN:
-                print(
-                    f"{_line(outcome)}\n  replay: python -m tests.sim --seed {outcome.seed} --trace"
-                )
+                print(f"{_line(outcome)}\n  replay: {replay} --seed {outcome.seed} --trace")
         if len(done) % 1000 == 0:
             print(
                 f"{len(done)} seeds, {failed} failed, {time.monotonic() - began:.0f} s", flush=True
@@ -68,6 +85,21 @@ def _many(seeds: range, jobs: int) -> int:
         f" {sum(o.virtual_s for o in done) / 3600:.1f} h of virtual time in {took:.0f} s"
     )
     return failed > 0
+
+
+def _mutants(wanted: list[Mutant], jobs: int) -> int:
+    missed = 0
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        for mutant, caught in pool.imap_unordered(_find, wanted, 1):
+            missed += caught is None
+            told = f"not caught in {mutant.seeds} seeds" if caught is None else _line(caught)
+            print(f"{mutant.name}: {mutant.lacks}\n  {told}", flush=True)
+    return missed > 0
+
+
+def _find(mutant: Mutant) -> tuple[Mutant, Outcome | None]:
+    caught = find(mutant)
+    return mutant, None if caught is None else replace(caught, error=None)
 
 
 def _line(outcome: Outcome) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from router.shards import ROUTER_NAME
 
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from .world import World
 
 FUSE_MAX: Final = 400
+TRAP_FUSE_MAX: Final = 30
 
 # Methods whose moments matter to ownership.
 TRAPPED: Final = (
-    "activate", "hibernate", "receive", "transfer", "seal", "promote", "unseal", "discard", "serve",
+    "serve", "serve", "activate", "hibernate", "receive", "transfer", "seal", "promote", "unseal", "discard",
     "ping", "describe", "remove_files", "renew",
 )  # fmt: skip
 STAGES: Final = ("called", "done", "answered")
@@ -50,6 +51,17 @@ class Faults:
             (9, self._set_trap),
             (3, self._cancel_migration),
         ]
+        if world.theme == "zombies":
+            self._kinds = [
+                (12, self._part),
+                (3, self._freeze_actor),
+                (3, self._freeze_node),
+                (2, self._freeze_router),
+                (2, self._kill_router),
+                (3, self._kill_raylet),
+                (1, self._kill_actor),
+                (3, self._set_trap),
+            ]
 
     def plan(self, count: int, until_s: float) -> None:
         """Draw when which faults strike."""
@@ -127,6 +139,14 @@ class Faults:
         if actors:
             self._freeze(self._rng.choice(actors), 8.0)
 
+    def _freeze_node(self) -> None:
+        if nodes := self._others():
+            node, longest_s = self._rng.choice(nodes), self._rng.uniform(1.0, 9.0)
+            for process in node.processes:
+                if not process.frozen:
+                    process.loop.freeze()
+                    self._world.cluster.later(longest_s, process.loop.thaw)
+
     def _kill_router(self) -> None:
         self._kill(self._router())
 
@@ -146,7 +166,8 @@ class Faults:
         for node in self._others():
             if sides[node]:
                 world.cluster.watch(node)
-        world.cluster.later(self._rng.uniform(0.3, 9.0), world.network.heal)
+        longest_s = 14.0 if world.theme == "zombies" else 9.0
+        world.cluster.later(self._rng.uniform(0.3, longest_s), world.network.heal)
 
     def _kill_node(self) -> None:
         if nodes := self._others():
@@ -207,23 +228,27 @@ class Faults:
 
         def spring(call: Call) -> None:
             process = call.target or call.actor.process
+            if method == "serve" and self._rng.random() < 0.8:
+                self._world.network.traps[method, stage] = spring  # one of the later ones
+                return
             if who == "caller" or process is None:
                 process = call.caller
             if process.actor is None:
                 return  # people do not die
             self._world.trace("trap", method, stage, who)
+            # Not within its own step: a process ends or stops between two, soon after this one.
+            process.loop.fuse = int(self._rng.random() ** 3 * TRAP_FUSE_MAX)
             if how < 0.7:
-                # Not within its own step: a process ends between two.
-                self._world.cluster.later(0.0, self._kill, process)
+                process.loop.on_fuse = lambda: self._world.cluster.kill_process(process)
             else:
-                self._world.cluster.later(0.0, self._freeze, process, 7.0)
+                process.loop.on_fuse = process.loop.freeze
+                self._world.cluster.later(self._rng.uniform(0.1, 7.0), process.loop.thaw)
 
         self._world.network.traps[method, stage] = spring
 
     def _cancel_migration(self) -> None:
         for call in self._world.network.under_way():
             if call.method == "migrate" and call.task is not None and not call.task.done():
-                task, target = call.task, call.target
-                assert target is not None
-                target.loop.post(0.0, task.cancel)
+                loop: Any = call.task.get_loop()
+                loop.post(0.0, call.task.cancel)
                 return

@@ -88,7 +88,9 @@ class Model:
             if record.version != version or (key not in texts and not whole):
                 continue
             if texts.get(key) != text:
-                raise Violation(f"{self.name}: {key} is {texts.get(key)!r}, acknowledged {text!r}")
+                raise Violation(
+                    f"{self.name}: {key} is {short(texts.get(key))}, acknowledged {short(text)}"
+                )
 
     def check_all(self, seen: Iterable[Mapping[str, Any]]) -> None:
         """Hold everything that is stored, in write order, against all that may be.
@@ -100,7 +102,15 @@ class Model:
         texts = {message["id"]: text_of(message) for message in seen}
         for key, record in self.records.items():
             if texts.get(key) not in record.may:
-                raise Violation(f"{self.name}: {key} is {texts.get(key)!r}, not of {record.may!r}")
+                may = ", ".join(map(short, record.may))
+                raise Violation(f"{self.name}: {key} is {short(texts.get(key))}, none of {may}")
+
+
+def short(text: str | None) -> str:
+    """Return a text in few characters, its end shown: updates are added there."""
+    if text is None:
+        return "absent"
+    return text if len(text) < 24 else f"{len(text)} characters to {text[-16:]}"
 
 
 def text_of(message: Mapping[str, Any]) -> str:

@@ -40,6 +40,7 @@ def run_seed(seed: int, *, trace: bool = False) -> Outcome:
 def run_seeds(seeds: range) -> Iterator[Outcome]:
     """Run seeds one after the other in this process."""
     enabled = gc.isenabled()
+    gc.freeze()  # what was there before need not be looked through again
     gc.disable()  # what a finalizer does must not depend on when memory was short
     try:
         with seams.installed():

@@ -27,6 +27,9 @@ from sessions_actor.database_file import FileLock
 from sessions_actor.disk import machine_id, root_here
 from sessions_actor.gate import Gate
 from sessions_actor.lease import WORD_BYTES, NodeLease, lease_file, open_lease
+from sessions_actor.logs import LOGGER
+from sessions_actor.metrics_export import MetricsExport
+from sessions_actor.observing import set_up
 
 from .cluster import Cluster, RuntimeContext
 
@@ -180,6 +183,7 @@ _BY_IDENTITY: list[tuple[Any, Any]] = [
     (lease_file, _lease_file),
     (open_lease, _open_lease),
     (draining_nodes, dict),
+    (set_up, lambda observing, role, **context: MetricsExport(role, enabled=False)),
     (list_named_actors, lambda *args: world().cluster.list_named_actors(*args)),
 ]
 
@@ -205,8 +209,10 @@ def installed() -> Iterator[None]:
         # Coroutines of killed processes end when they are collected, and may complain.
         sys.unraisablehook = lambda _: None
         warnings.showwarning = lambda *_, **__: None
+        LOGGER.disabled = True
         yield
     finally:
+        LOGGER.disabled = False
         gc.collect()  # while nothing that still ends can reach the world outside
         sys.unraisablehook, warnings.showwarning = hook, show
         for owner, name, value in kept:

@@ -58,7 +58,7 @@ class People:
 
         Raises: Violation; Gone when it may be for good.
         """
-        if not isinstance(error, allowed) or not self.world.troubled:
+        if not isinstance(error, allowed) or not self.world.troubled or self.world.is_long_calm:
             raise Violation(f"a caller was told {type(error).__name__}: {error}") from error
         self.world.trace("told", type(error).__name__)
         if any(disk.lost for disk in self.world.disks):
@@ -218,7 +218,9 @@ class People:
         for _ in range(acts):
             await self.pause(pause_s)
             name = self.rng.choice(names)
-            act = self.rng.choice((self._migrate, self._migrate, self._hibernate, self._info))
+            act = self.rng.choice(
+                (self._migrate, self._migrate, self._migrate, self._hibernate, self._info)
+            )
             try:
                 await act(name)
             except ConversationNotFoundError:
