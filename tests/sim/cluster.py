@@ -137,7 +137,6 @@ class Cluster:
         self.head = self.make_node(None)
         # The head's own process: it carries what happens to machines, and never dies.
         self.fate = Process(scheduler, "fate", self.head)
-        self.substitutes: dict[str, type] = {}
         # The machine of all nodes, when they are containers of one.
         self.one_machine: str | None = None
         self.on_start: Callable[[Process, Actor], None] = lambda *_: None
@@ -254,7 +253,7 @@ class Cluster:
         node = next((n for n in self.live_nodes() if n.node_id == wanted), None)
         actor = Actor(
             self, f"actor-{next(self._actor_ids)}", name,
-            self.substitutes.get(cls.__name__, cls), args,
+            cls, args,
             self.head if wanted is None else node or self.head,
             restarts=options.get("max_restarts", 0) != 0,
             repeats=options.get("max_task_retries", 0) != 0,

@@ -24,8 +24,8 @@ TRAP_FUSE_MAX: Final = 30
 
 # Methods whose moments matter to ownership.
 TRAPPED: Final = (
-    "serve", "serve", "activate", "hibernate", "receive", "transfer", "seal", "promote", "unseal", "discard",
-    "ping", "describe", "remove_files", "renew",
+    "serve", "serve", "activate", "hibernate", "receive", "transfer", "seal", "promote", "unseal",
+    "discard", "ping", "describe", "remove_files", "renew",
 )  # fmt: skip
 STAGES: Final = ("called", "done", "answered")
 

@@ -7,6 +7,7 @@ are put in place once for many seeds, and taken away again by whoever did.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import random
@@ -14,7 +15,7 @@ import sys
 import time
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ import apsw
 import ray
 from ray.util import list_named_actors
 
+import router.agent
 from router.cluster import draining_nodes
 from sessions_actor.database_file import FileLock
 from sessions_actor.disk import machine_id, root_here
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from .machines import Process
     from .world import World
 
-_WORLD = f"{__package__}.world"
 # The wall clock at virtual time 0, in seconds: some day in 2026.
 EPOCH_S = 1_780_000_000
 _Connection = apsw.Connection
@@ -156,6 +157,24 @@ def _open_lease(file: Path) -> NodeLease:
     return NodeLease(memoryview(here.node.words.setdefault(file.name, bytearray(WORD_BYTES))))
 
 
+class Threads:
+    """Stands for `threading` where a thread runs a loop: that work joins the process's."""
+
+    class Thread:
+        """A thread that is none."""
+
+        def __init__(self, *, target: Callable[[], object], daemon: bool = False) -> None:
+            self._target = target
+
+        def start(self) -> None:
+            """Begin its work, which calls `asyncio.run`."""
+            self._target()
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> None:
+    asyncio.get_running_loop().create_task(work)
+
+
 def _of_modules() -> list[tuple[Any, str, Any]]:
     """Replacements in the modules that these functions are written in."""
     return [
@@ -166,6 +185,8 @@ def _of_modules() -> list[tuple[Any, str, Any]]:
         (time, "clock_gettime", lambda clock: _seconds()),
         (uuid, "uuid4", lambda: uuid.UUID(int=world().ids.getrandbits(128), version=4)),
         (apsw, "Connection", SimConnection),
+        (asyncio, "run", _run),
+        (router.agent, "threading", Threads),
         (ray, "remote", lambda **options: world().cluster.remote(**options)),
         (ray, "nodes", lambda: world().cluster.ray_nodes()),
         (ray, "get_actor", lambda *args: world().cluster.get_actor(*args)),
@@ -191,7 +212,7 @@ _BY_IDENTITY: list[tuple[Any, Any]] = [
 def _replacements() -> list[tuple[Any, str, Any]]:
     found = _of_modules()
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in ("router", "sessions_actor") or name == _WORLD:
+        if name.partition(".")[0] in ("router", "sessions_actor"):
             for key, value in list(vars(module).items()):
                 found += [(module, key, new) for old, new in _BY_IDENTITY if value is old]
     return found

@@ -7,7 +7,6 @@ directory, the actors, the files, and every message that was acknowledged.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import math
 import pickle
@@ -20,13 +19,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-import ray
-
 import router.agent
 import router.migration
 import router.pool
 import router.upkeep
-from router.agent import Agent, AgentActor, NodeFacts, lease_file, open_lease
 from router.client import Client
 from router.directory import CONVERSATIONS_FOLDER, Directory, Entry, State
 from router.service import RouterActor, router_handle
@@ -34,7 +30,6 @@ from router.settings import Settings
 from router.shards import ROUTER_NAME
 from sessions_actor import channel, wire
 from sessions_actor.actor import ActorState, ConversationActor
-from sessions_actor.disk import disk_id, machine_id, root_here
 
 from .cluster import Cluster
 from .faults import Faults
@@ -75,18 +70,6 @@ class Outcome:
 @functools.cache
 def _settings() -> Settings:
     return Settings(metrics=False)
-
-
-class SimAgent(AgentActor):
-    """A node's agent that runs in its actor's loop instead of on a thread."""
-
-    def __init__(self, storage_root: str, namespace: str, routers: list[str], *_: Any) -> None:
-        node_id: str = ray.get_runtime_context().get_node_id()
-        disk = disk_id(root_here(storage_root))
-        self._facts = NodeFacts(node_id, disk, machine_id())
-        self._namespace, self._routers = namespace, {}
-        leases = {name: open_lease(lease_file(namespace, name, node_id)) for name in routers}
-        self._work = asyncio.get_running_loop().create_task(Agent(leases, self._renew).run())
 
 
 @dataclass(eq=False)
@@ -136,7 +119,6 @@ class World:
         self.network = Network(Random(seed + 3), self.trace)
         self.cluster = Cluster(self.scheduler, self.network, Random(seed + 4), self.trace)
         self.acknowledged = Acknowledgements()
-        self.cluster.substitutes["AgentActor"] = SimAgent
         self.network.on_answer = self._on_answer
         self.disks: list[Disk] = []
         self.clients: list[Process] = []
