@@ -32,7 +32,7 @@ from sessions_actor.errors import (
 )
 from sessions_actor.names import check_name
 from sessions_actor.replica import ReplicaSpec
-from sessions_actor.retry import is_lost
+from sessions_actor.retry import is_lost, is_out_of_reach
 
 from . import reports
 from .agent import NodeFacts
@@ -200,7 +200,7 @@ class Router:
             except Exception as error:
                 if not is_lost(error):
                     raise
-                if type(error).__name__ == "ActorDiedError":
+                if not is_out_of_reach(error):
                     return False
                 if self.now() >= deadline:
                     break
@@ -450,7 +450,9 @@ class Router:
         except Exception as error:
             if isinstance(error, TimeoutError):
                 await self.cluster.kill(serving.slot.actor)
-            # Stale, dead, or its disposal failed: in each case it serves no more.
+            # Stale, dead, or its disposal failed: in each case it serves no more. One that was
+            # only not heard of may.
+            serving.silent = isinstance(error, TimeoutError) or is_out_of_reach(error)
             await self.bury(serving)
             return True
         if isinstance(result, Refusal):

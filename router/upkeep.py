@@ -92,19 +92,32 @@ class Upkeep:
             *(router.cluster.describe(actor, limit) for _, actor in found), return_exceptions=True
         )
         entries = {entry.name: entry for entry in router.directory.unsettled()}
+        let_go: set[str] = set()
         for (actor_name, actor), one in zip(found, described, strict=True):
             if isinstance(one, Description):
                 slot = slot_of(actor_name, actor, one)
-                if not await self._adopt(slot, one, entries):
-                    await self._take_in(slot, one.binding)
+                adopted = await self._adopt(slot, one, entries)
+                if not adopted and await self._take_in(slot, one.binding):
+                    let_go.add(actor_name)
             elif not is_lost(one):
                 await router.cluster.kill(actor)  # silent: it may hold files that others need
         for entry in entries.values():
-            # Its node saw its owner end; one whose node is gone is followed when it is called.
-            if entry.state is State.DELETING or entry.node_id in router.pool.nodes:
+            if entry.state is State.DELETING or entry.actor in let_go or self._is_locked_out(entry):
                 await router.settle(entry)
             elif entry.state is State.MIGRATING:
                 await router.directory.abandon_migration(entry.name, entry.epoch)
+
+    def _is_locked_out(self, entry: Entry) -> bool:
+        """Say whether file locks keep an owner that nobody saw let go from its successor.
+
+        It may come back, a killed one too: the kill may not have arrived. Where other machines
+        mount its disk, it is followed with care when its conversation is called.
+        """
+        pool, node_id = self._router.pool, entry.node_id
+        if node_id is None or node_id not in pool.nodes or pool.machine(node_id) is None:
+            return node_id is None
+        mounts = (v.node_id for v in pool.views() if v.disk_id in (None, entry.disk_id))
+        return {pool.machine(node_id)}.issuperset(map(pool.machine, mounts))
 
     async def _adopt(self, slot: Slot, found: Description, entries: dict[str, Entry]) -> bool:
         """Take in an owner that the directory agrees with; takes its entry out of the rest."""
@@ -133,8 +146,11 @@ class Upkeep:
         del entries[entry.name]
         return True
 
-    async def _take_in(self, slot: Slot, bound: Binding) -> None:
-        """Take in an actor as an idle one, having it let go of what is not its own; or end it."""
+    async def _take_in(self, slot: Slot, bound: Binding) -> bool:
+        """Take in an actor as an idle one, having it let go of what is not its own; or end it.
+
+        Returns: whether it was seen to let go.
+        """
         try:
             if bound.state is ActorState.RECEIVING:
                 await answer(slot.actor.discard.remote(bound.name, bound.epoch))
@@ -142,8 +158,9 @@ class Upkeep:
                 await answer(slot.actor.hibernate.remote(bound.name, bound.epoch))
         except Exception:  # whatever it is: only an idle actor is of use
             await self._router.cluster.kill(slot.actor)
-        else:
-            self._router.pool.add(slot)
+            return False
+        self._router.pool.add(slot)
+        return True
 
     # ------------------------------------------------------------------------------- tending
 

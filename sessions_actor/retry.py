@@ -51,6 +51,11 @@ def is_lost(error: BaseException) -> bool:
     return isinstance(error, _LOST_ERRORS)
 
 
+def is_out_of_reach(error: BaseException) -> bool:
+    """Say whether an error leaves it open that the actor is alive: its connection broke."""
+    return is_lost(error) and not isinstance(error, ray.exceptions.ActorDiedError)
+
+
 def judge(error: BaseException) -> Verdict:
     """Say what an error means for the call that met it, on the way or in the answer."""
     if isinstance(error, StaleEpochError | MigratingError):

@@ -152,6 +152,48 @@ async def test_a_silent_owner_is_ended_before_another_starts(world: World) -> No
     assert await ids(session) == ["m"]
 
 
+async def two_machines(world: World) -> Deployment:
+    """A deployment whose nodes mount one disk on two machines, which file locks do not join."""
+    world.cluster.roots["node-1"] = world.root
+    life = await world.start()
+    for node_id in ("node-0", "node-1"):
+        life.router.pool.set_disk(node_id, life.router.disk_id, node_id)
+        await life.directory.note_node(
+            node_id, life.router.disk_id, draining=False, machine_id=node_id
+        )
+    return life
+
+
+async def test_a_router_that_starts_does_not_take_a_silent_owner_for_one_that_let_go(
+    world: World,
+) -> None:
+    first = await two_machines(world)
+    await first.router.resolve("alice")
+    first.owner("alice").silent = True
+    await first.die()
+    second = await world.start()
+    entry = second.directory.get("alice")
+    assert entry is not None
+    # It was killed, which may not have arrived: until it is outlasted it may acknowledge.
+    assert (entry.state, entry.epoch) == (State.ACTIVE, 1)
+
+
+async def test_an_owner_that_does_not_answer_when_it_shall_hibernate_is_not_taken_for_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.router.HIBERNATE_TIMEOUT_S", 0.05)
+    life = await two_machines(world)
+    await life.router.resolve("alice")
+    life.owner("alice").silent = True
+    serving = life.router.serving("alice")
+    assert serving is not None
+    assert await life.router.let_go(serving)
+    assert life.router.serving("alice") is None
+    entry = life.directory.get("alice")
+    assert entry is not None
+    assert (entry.state, entry.epoch) == (State.ACTIVE, 1)
+
+
 async def test_hibernation_frees_the_actor_and_waking_uses_it_again(world: World) -> None:
     life = await world.start()
     session = life.get("alice")
