@@ -1,8 +1,9 @@
 """Sends what a process recorded to Ray, whose Prometheus endpoint shows it as `ray_<name>`.
 
 Rules:
-- About once a second. Of counters only what rose; gauges each time, since Ray takes one that is
-  not sent again for gone. A process that is killed takes at most its last second along.
+- A few times in the interval at which Ray's workers report, at most once a second. Of counters
+  only what rose; gauges each time, since Ray takes one that is not sent again for gone. A process
+  that is killed takes along what it had not sent.
 - Every series carries the node and the role of the process. Ray adds the id of its worker.
 - A counter is sent as 0 before it first rises: Prometheus sees no rise in what begins at 1.
 - A histogram is sent as its buckets, its sum and its count so far, each as a gauge. Ray's own
@@ -24,7 +25,10 @@ from typing import Final
 from .meters import REGISTRY
 from .telemetry import Kind, Registry, Sample
 
-FLUSH_S: Final = 1.0
+FLUSH_MIN_S: Final = 1.0
+REPORT_S_DEFAULT: Final = 10.0
+# Flushes in one of Ray's intervals: more would cost 300 actors of a node a part of its CPU.
+FLUSHES: Final = 4
 
 Sink = Callable[[float, dict[str, str]], None]
 """Takes a number and the labels of its series."""
@@ -40,6 +44,7 @@ class MetricsExport:
         role: what the process is: "actor", "router", "agent".
         node: the node's id; asked of Ray unless given.
         make: where it goes; Ray unless given.
+        period_s: how often; by Ray's interval unless given.
     """
 
     def __init__(
@@ -50,9 +55,10 @@ class MetricsExport:
         enabled: bool = True,
         node: str | None = None,
         make: Make | None = None,
+        period_s: float | None = None,
     ) -> None:
         self._role, self._registry, self._enabled = role, registry, enabled
-        self._node, self._make = node, make
+        self._node, self._make, self._period_s = node, make, period_s
         self._sinks: dict[str, Sink] = {}
         self._task: asyncio.Task[None] | None = None
         self._wanted = False
@@ -73,12 +79,13 @@ class MetricsExport:
         return self._enabled and there
 
     async def _run(self) -> None:
+        period_s = self._period_s or _period_s()
         try:
             while self._wanted:
                 # Nothing that goes wrong here may reach those whom the process serves.
                 with contextlib.suppress(Exception):
                     self.flush()
-                await asyncio.sleep(FLUSH_S)
+                await asyncio.sleep(period_s)
             with contextlib.suppress(Exception):
                 self.flush()
         finally:
@@ -105,6 +112,16 @@ class MetricsExport:
             make = self._make or _in_ray
             sink = self._sinks[sample.name] = make(sample.kind, sample.name, help, tuple(tags))
         return sink
+
+
+def _period_s() -> float:
+    """Return how often to send, by the interval at which this process's Ray reports."""
+    report_s = REPORT_S_DEFAULT
+    with contextlib.suppress(Exception):  # a Ray that does not tell
+        import ray
+
+        report_s = ray._config.metrics_report_interval_ms() / 1000
+    return max(FLUSH_MIN_S, report_s / FLUSHES)
 
 
 def _in_ray(kind: Kind, name: str, help: str, keys: tuple[str, ...]) -> Sink:

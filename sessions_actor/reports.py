@@ -29,7 +29,7 @@ ERROR_KINDS_MAX: Final = 256
 # A conversation is reported once when it has used so much of its quota.
 QUOTA_NEARLY_FULL: Final = 0.9
 # The disk is looked at every so many rounds.
-DISK_ROUNDS: Final = 10
+DISK_ROUNDS: Final = 4
 
 _OUTCOMES: Final = {
     wire.OK: "ok", wire.ERROR: "error", wire.CUT: "cut", wire.WAITING: "waiting"

@@ -75,7 +75,7 @@ def test_each_name_is_made_once_and_rises_add_up() -> None:
 async def test_it_sends_until_it_is_ended_and_the_rest_then() -> None:
     registry, counter, _, _ = registry_of_three()
     received = Receiver()
-    export = MetricsExport("actor", registry=registry, node="n1", make=received.make)
+    export = MetricsExport("actor", registry=registry, node="n1", make=received.make, period_s=0.01)
     export.begin()
     export.begin()
     counter.inc("a")
@@ -89,7 +89,7 @@ async def test_a_receiver_that_fails_harms_nobody() -> None:
     registry, counter, _, _ = registry_of_three()
     received = Receiver()
     received.broken = True
-    export = MetricsExport("actor", registry=registry, node="n1", make=received.make)
+    export = MetricsExport("actor", registry=registry, node="n1", make=received.make, period_s=0.01)
     counter.inc("a")
     export.begin()
     await until(lambda: bool(received.made))
