@@ -112,7 +112,10 @@ class NoCapacityError(RoutingError):
 
     def __str__(self) -> str:
         if not self.node_count:
-            return "no live node mounts the disk that holds it: bring that node or its disk back"
+            return (
+                "no live node can serve it: its disk is mounted nowhere, or no other node takes"
+                " conversations; bring a node back"
+            )
         return (
             f"none of {self.node_count} nodes has room for another conversation:"
             " retry later, add a node or raise max_active"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from router.directory import Directory as RouterDirectory
+from router.leases import Leases
 from router.router import Router
 from router.settings import Settings
 from sessions_actor import wire
@@ -211,9 +212,10 @@ async def test_a_conversation_that_answers_nothing_holds_up_no_other(tmp_path: P
     cluster = FakeCluster({"n1": root})
     settings = Settings(storage_root=root, warm_actors=0, max_active=4, lease_ttl_s=60)
     directory = RouterDirectory(root)
-    router = Router(settings, root, directory, cluster)
+    leases = Leases(settings.lease_ttl_s, asyncio.get_running_loop().time)
+    router = Router(settings, root, directory, cluster, leases)
     await router.pool.refresh()
-    router.pool.set_disk("n1", router.disk_id)
+    router.pool.set_disk("n1", router.disk_id, "machine")
     resolver = Resolver(router)
     hot = ConversationHandle("hot", resolver).session()
     assert (await hot.append_message(message("m"))).inserted  # type: ignore[arg-type]
