@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 Deploy = Callable[..., Any]
 
+_clusters: list[Any] = []
+
 
 async def until(
     condition: Callable[[], Awaitable[Any] | Any], what: str, within_s: float = 30.0
@@ -58,7 +60,10 @@ def is_running(pid: int) -> bool:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A private cluster of one node that this process is in."""
+    """A private cluster of one node that this process is in; one for the tests of all folders."""
+    if _clusters:
+        yield _clusters[0]
+        return
     import ray
     from ray._common.utils import get_ray_address_file
     from ray.cluster_utils import Cluster
@@ -70,7 +75,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     # Ray notes the address for whoever asks for "auto" on this machine: it is ours alone.
     Path(get_ray_address_file(None)).unlink(missing_ok=True)
     ray.init(address=found.address, namespace="tests", log_to_driver=False, logging_level=40)
+    _clusters.append(found)
     yield found
+    _clusters.clear()
     ray.shutdown()
     found.shutdown()
 
