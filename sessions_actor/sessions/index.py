@@ -65,6 +65,11 @@ def searchable(text: str) -> str:
     return text
 
 
+def is_plain(indexed: str) -> bool:
+    """Tell whether an indexed text is for certain what the message holds, as it stands."""
+    return indexed.isascii() or not ("\ufffd" in indexed or _CJK.search(indexed))
+
+
 def text_parts(message: SessionMessage) -> list[str]:
     """List the texts of a message: what search finds and, joined, returns."""
     texts = []
@@ -332,6 +337,9 @@ class Index:
         await self.ensure()
         results = []
         for message_id, role, indexed in self._matches(session_id, query, limit):
+            if is_plain(indexed):
+                results.append(SearchResult(message_id, role, indexed))
+                continue
             text = self._store.text(session_id, message_id)
             message = None if text is None else parse(text)
             if message is not None:
@@ -351,19 +359,16 @@ class Index:
         built = self._built_seqs.get(session_id, -1)
         found: list[tuple[float, bool, int | str, str, str, str]] = []
         cursor = self._db.cursor()
-        for rank, message_id, indexed in cursor.execute(
-            f"SELECT rank, id, content FROM {schema.INDEX} WHERE {schema.INDEX} MATCH ?"
-            " AND session_id = ? ORDER BY rank",
+        # The index is the outer loop: it gives its rows by rank, one by one.
+        for rank, message_id, indexed, role, seq in cursor.execute(
+            f"SELECT f.rank, f.id, f.content, m.role, m.seq FROM {schema.INDEX} f"
+            f" CROSS JOIN {schema.MESSAGES} m ON m.session_id = f.session_id AND m.id = f.id"
+            f" WHERE f.{schema.INDEX} MATCH ? AND f.session_id = ? ORDER BY f.rank",
             (phrase(query), session_id),
         ):
             if 0 < limit <= len(found) and rank != found[-1][0]:
                 break
-            row = self._db.execute(
-                f"SELECT role, seq FROM {schema.MESSAGES} WHERE session_id = ? AND id = ?",
-                (session_id, message_id),
-            ).fetchone()
-            if row is not None and not self._store.is_overlay(session_id, message_id):
-                role, seq = row
+            if not self._store.is_overlay(session_id, message_id):
                 late = seq > built
                 place = seq if late else message_id
                 found.append((rank, late, place, message_id, role, indexed))

@@ -22,13 +22,16 @@ os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
 from . import churn, life, observing, reads, scale, sdks, writes
 from .bench import LINES, Bench, SkipError, default_reference, say
-from .measure import Result, table
+from .measure import Result, count_cpu, table
 
 ORDER = (
     *("append", "append-pipelined", "append-many", "append-local", "append-spread", "sdk"),
     *("history", "history-deep", "newest-first", "recent", "branches", "search", "attachments"),
     *("activate", "hibernate", "churn", "migrate", "memory", "directory", "start", "metrics"),
 )
+IN_PROCESS = ("append-local", "sdk", "branches", "search", "attachments")
+"""Lines that need no cluster, whose CPU time says something."""
+
 assert set(ORDER) == set(LINES), (churn, life, observing, reads, scale, sdks, writes)
 
 
@@ -83,6 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--reference", type=Path, metavar="FOLDER", default=default_reference(),
         help="where the reference is, or is installed by npm (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--cpu", action="store_true",
+        help=f"CPU time instead of time, for a machine in use: {', '.join(IN_PROCESS)}",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in LINES]
     if unknown:
@@ -90,6 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.repeat is None:
         options.repeat = 1 if options.small else 3
     names = [name for name in ORDER if name in options.names] or ORDER
+    if options.cpu:
+        count_cpu()
+        names = [name for name in names if name in IN_PROCESS]
     with quiet_stdout():
         results, failed = asyncio.run(run(names, options))
     if options.json:

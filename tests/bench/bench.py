@@ -24,7 +24,7 @@ from tests.reference.server import ReferenceServer, missing_tool
 
 from . import data
 from .bare import BareActor
-from .measure import REPORT, Goal, Pair, Result
+from .measure import REPORT, Goal, Pair, Result, counts_cpu
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMESPACE = "bench"
@@ -195,6 +195,8 @@ class Bench:
 
         Raises: SkipError when it cannot run here.
         """
+        if counts_cpu():
+            raise SkipError("the CPU time of another process is not counted")
         if self._reference is None:
             missing = missing_tool()
             if missing is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import time
 from collections import Counter
 from typing import Any
 
@@ -17,7 +16,7 @@ from sessions_actor.sessions import schema
 from . import data
 from .bench import Bench, line, skipping
 from .data import Messages
-from .measure import Call, Pair, Work, at_least, at_most, in_turns, medians, middle, p50
+from .measure import Call, Pair, Work, at_least, at_most, in_turns, medians, middle, now, p50
 from .writes import calling
 
 RECENT_BYTES = 64 * KIB
@@ -27,11 +26,11 @@ def reading(session: Any, count: int, *, newest_first: bool = False) -> Work:
     """Make a round that reads a whole history; its figure is messages a second."""
 
     async def work() -> float:
-        began, found = time.perf_counter(), 0
+        began, found = now(), 0
         async for _ in session.history(newest_first=newest_first):
             found += 1
         assert found == count, (found, count)
-        return found / (time.perf_counter() - began)
+        return found / (now() - began)
 
     return work
 
@@ -45,11 +44,11 @@ async def history(bench: Bench) -> None:
         db = data.raw(bench.copy_of(path))
 
         async def raw(db: Any = db, count: int = count) -> float:
-            began = time.perf_counter()
+            began = now()
             query = f"SELECT CAST(content AS BLOB) FROM {schema.MESSAGES} WHERE session_id = ''"
             found = [orjson.loads(text) for (text,) in db.execute(query)]
             assert len(found) == count
-            return count / (time.perf_counter() - began)
+            return count / (now() - began)
 
         rounds = await in_turns(bench.repeat, reading(session, count), raw)
         bench.add(f"history, {count:,}", middle(rounds), "/s", at_least(0.2))
@@ -65,9 +64,9 @@ async def history(bench: Bench) -> None:
         name = bench.filled_reference(peer_count)
 
         async def reference() -> float:
-            began = time.perf_counter()
+            began = now()
             assert len(bench.refer(name, "history", {})) == peer_count
-            return peer_count / (time.perf_counter() - began)
+            return peer_count / (now() - began)
 
         rounds = await in_turns(bench.repeat, reading(session, count), reference)
         bench.add("history, reference over HTTP", middle(rounds), "/s", at_least(2.5))
@@ -159,9 +158,9 @@ async def branches(bench: Bench) -> None:
             assert db.execute(_POINT, (key,)).fetchone()
 
         async with bench.opened(bench.copy_of(path)) as session:
-            began = time.perf_counter()
+            began = now()
             assert await session.get_latest_leaf()
-            first = time.perf_counter() - began
+            first = now() - began
             for name, count, work in _single_reads(session, key):
                 rounds = await in_turns(bench.repeat, medians(work, count), medians(point, 100))
                 bench.add(f"{name}, of {stored:,}", middle(rounds), "s")
@@ -263,15 +262,15 @@ async def _search(bench: Bench, stored: int) -> None:
         nonlocal path
         path = bench.copy_of(bench.built(stored))
         async with bench.opened(path) as session:
-            began = time.perf_counter()
+            began = now()
             assert await session.search(phrases[0])
-            return time.perf_counter() - began
+            return now() - began
 
     async def raw_first() -> float:
-        began = time.perf_counter()
+        began = now()
         raw.build()
         assert raw.find(phrases[0])
-        return time.perf_counter() - began
+        return now() - began
 
     rounds = await in_turns(bench.repeat, ours_first, raw_first, warm_up=False)
     bench.add(f"{name}, first", middle(rounds), "s", goal)
@@ -345,26 +344,26 @@ async def _attachment(bench: Bench, size: int) -> None:
             url = "data:image/png;base64," + base64.b64encode(os.urandom(size)).decode()
             part = {"type": "file", "mediaType": "image/png", "url": url}
             message = supply.one() | {"parts": [part]}
-            began = time.perf_counter()
+            began = now()
             await session.append_message(message)
-            between = time.perf_counter()
+            between = now()
             found = await session.get_message(message["id"])
-            ended = time.perf_counter()
+            ended = now()
             assert found == message
             ours_parts.append((between - began, ended - between))
             return ended - began
 
         async def raw() -> float:
             payload = os.urandom(size)
-            began = time.perf_counter()
+            began = now()
             digest = hashlib.sha256(payload).hexdigest()
             db.execute("BEGIN IMMEDIATE")
             db.execute("INSERT INTO blobs VALUES (?, ?)", (digest, payload))
             db.execute("COMMIT")
-            between = time.perf_counter()
+            between = now()
             query = "SELECT data FROM blobs WHERE hash = ?"
             (found,) = db.execute(query, (digest,)).fetchone()
-            ended = time.perf_counter()
+            ended = now()
             assert found == payload
             raw_parts.append((between - began, ended - between))
             return ended - began

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
 from . import data
 from .bench import Bench, line
 from .data import Messages
-from .measure import Goal, Pair, at_least, in_turns, middle, rate
+from .measure import Goal, Pair, at_least, in_turns, middle, now, rate
 from .writes import IN_FLIGHT
 
 TURNS = 200
@@ -72,10 +71,10 @@ async def _langgraph(bench: Bench) -> None:
     ours = []
     async with bench.opened(own) as session:
         for _ in range(turns):
-            began = time.perf_counter()
+            began = now()
             await session.append_message(supply.one())
             await session.append_message(supply.one())
-            ours.append(time.perf_counter() - began)
+            ours.append(now() - began)
     sizes = Pair(_bytes(own), their_bytes)
     goal = Goal("≤ 1/50", ratio_max=1 / 50) if not bench.small else Goal("≤ 1/50, at 200")
     bench.add(f"sdk, file after {turns} turns, to LangGraph's SqliteSaver", sizes, "B", goal)
@@ -113,9 +112,9 @@ def _langgraph_turns(path: Path, turns: int) -> list[float]:
         agent = graph.compile(checkpointer=saver)
         where = {"configurable": {"thread_id": "bench"}}
         for _ in range(turns):
-            began = time.perf_counter()
+            began = now()
             agent.invoke({"messages": [("user", text())]}, where)
-            times.append(time.perf_counter() - began)
+            times.append(now() - began)
     return times
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ import orjson
 from . import data
 from .bench import Bench, line, skipping
 from .data import Messages
-from .measure import Call, Work, at_least, at_most, in_turns, medians, middle, rate
+from .measure import Call, Work, at_least, at_most, in_turns, medians, middle, now, rate
 
 IN_FLIGHT = 64
 
@@ -100,10 +99,10 @@ def raw_appends(path: Path, count: int, per_transaction: int) -> Work:
         nonlocal done
         some = list(data.rows(count, first=done))
         done += count
-        began = time.perf_counter()
+        began = now()
         for start in range(0, count, per_transaction):
             data.insert(db, some[start : start + per_transaction])
-        return count / (time.perf_counter() - began)
+        return count / (now() - began)
 
     return work
 
@@ -118,10 +117,10 @@ async def append_many(bench: Bench) -> None:
 
         async def ours(session: Any = session, supply: Messages = supply) -> float:
             some = [supply.many(100) for _ in range(batches)]
-            began = time.perf_counter()
+            began = now()
             for batch in some:
                 await session.append_messages(batch)
-            return 100 * batches / (time.perf_counter() - began)
+            return 100 * batches / (now() - began)
 
         rounds = await in_turns(bench.repeat, ours, raw_appends(file(), 100 * batches, 100))
         bench.add(name, middle(rounds), "/s", at_least(0.3))
@@ -160,9 +159,9 @@ def reference_appends(bench: Bench, count: int) -> Work:
 
     async def work() -> float:
         some = [[message, {}] for message in supply.many(count)]
-        began = time.perf_counter()
+        began = now()
         assert bench.refer("appends", "appendMany", some) == count
-        return count / (time.perf_counter() - began)
+        return count / (now() - began)
 
     return work
 
@@ -182,9 +181,9 @@ async def append_spread(bench: Bench) -> None:
             for number in range(count):
                 await work(number)
 
-        began = time.perf_counter()
+        began = now()
         await asyncio.gather(*map(repeat, works))
-        return len(works) * count / (time.perf_counter() - began)
+        return len(works) * count / (now() - began)
 
     appends = [appending(session, supply) for session in sessions]
     half = max(1, width // 2)
