@@ -35,6 +35,9 @@ T = TypeVar("T")
 
 DRAIN_PAGE: Final = 100
 TRIES: Final = 2
+# How often a job is taken up again when the cluster is in trouble, and after what pause.
+TROUBLES_MAX: Final = 5
+TROUBLE_PAUSE_S: Final = 2.0
 # How long a node may take to start the actor that tells its disk.
 MEET_TIMEOUT_S: Final = 30.0
 
@@ -51,6 +54,10 @@ class _Run:
     stopped: bool = False
     task: asyncio.Task[None] | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class NodeGoneError(Exception):
+    """A node went before it was empty, and took its disk along."""
 
 
 class Jobs:
@@ -132,19 +139,31 @@ class Jobs:
         reports.job_started(job)
 
     async def _run(self, run: _Run) -> None:
-        job = run.job
         try:
-            await (self._drain(run) if job.kind == "drain" else self._rebalance(run))
-        except Exception as error:
-            cause: BaseException = error
-            while isinstance(cause, BaseExceptionGroup):
-                cause = cause.exceptions[0]
-            await self._end(job, JobState.FAILED, str(cause) or type(cause).__name__)
-        else:
-            await self._end(job, JobState.DONE)
+            reason = await self._carry_through(run)
+            state = JobState.DONE if reason is None else JobState.FAILED
+            await self._end(run.job, state, reason)
         finally:
             if not run.stopped:
                 self._forget(run)
+
+    async def _carry_through(self, run: _Run) -> str | None:
+        """Do a job, again after trouble that is not its own; returns why it cannot be done."""
+        for troubles in range(TROUBLES_MAX + 1):
+            try:
+                await (self._drain(run) if run.job.kind == "drain" else self._rebalance(run))
+            except NodeGoneError as error:
+                return str(error)
+            except Exception as error:
+                cause: BaseException = error
+                while isinstance(cause, BaseExceptionGroup):
+                    cause = cause.exceptions[0]
+                if troubles == TROUBLES_MAX:
+                    return str(cause) or type(cause).__name__
+                await asyncio.sleep(TROUBLE_PAUSE_S)
+            else:
+                return None
+        raise AssertionError
 
     async def _end(self, job: Job, state: JobState, reason: str | None = None) -> None:
         if await self._log.end(job.id, state, reason):
@@ -326,7 +345,7 @@ class Jobs:
     def _held(self, job: Job) -> tuple[int, AsyncIterator[tuple[str, bool]]]:
         """List what a node holds: how many, their names, and whether their files have to move.
 
-        Raises: RuntimeError when the node is gone and took its disk along.
+        Raises: NodeGoneError when the node is gone and took its disk along.
         """
         router, node_id = self._router, job.node_id
         assert node_id is not None
@@ -338,7 +357,7 @@ class Jobs:
             return len(served), _in_turn((name, False) for name in served)
         count = router.directory.count_on_disk(disk)
         if node_id not in views and not others and count:
-            raise RuntimeError(f"the node is gone, and {count} conversations are on its disk")
+            raise NodeGoneError(f"the node is gone, and {count} conversations are on its disk")
         return count, self._on_disk(disk)
 
     async def _on_disk(self, disk_id: str) -> AsyncIterator[tuple[str, bool]]:

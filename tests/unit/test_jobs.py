@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from router import jobs as module
 from router.job_log import ENDED_KEPT, JobLog, JobState
-from router.jobs import TRIES, each
+from router.jobs import TRIES, TROUBLES_MAX, each
 from router.models import JobReport, MigrationReport, TableDigest
 from router.through import heed_cancelling
 from sessions_actor.errors import MigrationFailedError, NoCapacityError
@@ -303,6 +304,32 @@ async def test_a_node_that_went_before_it_was_empty_is_said(world: World) -> Non
     report = await second.jobs.report("j1")
     assert report.state == "failed"
     assert report.error == "the node is gone, and 2 conversations are on its disk"
+
+
+@pytest.mark.parametrize("troubles", [2, 99])
+async def test_a_cluster_in_trouble_does_not_end_a_drain_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, troubles: int
+) -> None:
+    monkeypatch.setattr(module, "TROUBLE_PAUSE_S", 0.0)
+    life = await world.start()
+    await made(life, 2)
+    world.cluster.roots["node-1"] = world.root.parent / "other-disk"
+    refresh, asked = life.router.pool.refresh, 0
+
+    async def troubled() -> Any:
+        nonlocal asked
+        asked += 1
+        if 1 < asked <= 1 + troubles:  # the first is asked when the drain begins
+            raise OSError("the cluster does not answer")
+        return await refresh()
+
+    monkeypatch.setattr(life.router.pool, "refresh", troubled)
+    report = await drained(life)
+    if troubles == 2:
+        assert (report.state, report.moved) == ("done", 2)
+    else:
+        assert (report.state, report.error) == ("failed", "the cluster does not answer")
+        assert asked == 2 + TROUBLES_MAX
 
 
 # --------------------------------------------------------------------------------- rebalance
