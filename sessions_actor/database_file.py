@@ -264,6 +264,16 @@ def settle(path: str, at_ns: int) -> None:
         os.utime(path, ns=(at_ns, at_ns))
 
 
+def trim_engine_folder(path: str) -> None:
+    """Drop what the engine kept of a log that has been copied; it needs the last piece to go on."""
+    try:
+        pieces = sorted(Path(engine_folder(path), "ltx", "0").glob("*.ltx"))
+        for piece in pieces[:-1]:
+            piece.unlink()
+    except OSError:
+        return  # they are in nobody's way
+
+
 def remove_database(path: str | os.PathLike[str]) -> None:
     """Remove a database with its companions, durably; an absent one is fine.
 

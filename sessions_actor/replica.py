@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from . import meters
 from .confirmation import Confirmation
-from .database_file import engine_folder
+from .database_file import engine_folder, trim_engine_folder
 from .errors import ReplicaUnavailableError
 from .logs import log
 from .storage import Storage
@@ -281,6 +281,7 @@ class Replica:
             async with asyncio.timeout(self._spec.timeout_s):
                 await self.sync()
                 await self._order("/unregister", {"path": self._storage.path})
+            trim_engine_folder(self._storage.path)
         except (ReplicaUnavailableError, TimeoutError):
             return False
         finally:

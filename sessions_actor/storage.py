@@ -409,8 +409,20 @@ class Storage:
             return None  # the next opener looks for itself
         return closed_at
 
+    def _is_log_short(self) -> bool:
+        """Whether the log is shorter than the file it belongs to.
+
+        A log that is folded has its engine copy the file as a whole next time: that is worth it
+        where the log is the longer of the two, which keeps sleeping conversations small.
+        """
+        pages, page_bytes = self._db.pragma("page_count"), self._db.pragma("page_size")
+        try:
+            return bool(os.stat(f"{self._path}-wal").st_size <= pages * page_bytes)
+        except OSError:
+            return True
+
     def _close_connection(self) -> None:
-        if self._gate.broken is None and not self._is_replicated:
+        if self._gate.broken is None and not (self._is_replicated and self._is_log_short()):
             # Not needed for durability: a reader from outside may keep us from it, and then the
             # next opener does it.
             self._db.set_busy_timeout(0)

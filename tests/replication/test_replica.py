@@ -90,21 +90,22 @@ async def test_many_at_once_share_syncs(daemon: Daemon, place: Place) -> None:
 
 
 async def test_a_later_activation_goes_on_in_the_same_line(daemon: Daemon, place: Place) -> None:
+    """A conversation of some size is copied whole once, and what the engine kept stays small."""
     sizes = []
     for epoch in (1, 2, 3):
         alice = place.activation(epoch)
         await alice.start()
-        for number in range(20):
-            await alice.host.session.append_message(
-                message(f"{epoch}-{number}", os.urandom(1500).hex())
-            )
+        for number in range(120 if epoch == 1 else 5):
+            text = os.urandom(30_000 if epoch == 1 else 1_500).hex()
+            await alice.host.session.append_message(message(f"{epoch}-{number}", text))
         await alice.close()
         files = sorted((place.replica / "ltx" / "0").iterdir())
         sizes.append(sum(f.stat().st_size for f in files))
-    assert len(await place.texts()) == 60
-    # The whole database is copied once, at the start of the line.
-    assert sizes[2] - sizes[1] < 1.5 * (sizes[1] - sizes[0])
-    assert (await place.texts())[-1] == "3-19"
+        kept = list((place.disk / "conversations").glob(".*-litestream/ltx/0/*"))
+        assert len(kept) == 1
+    assert len(await place.texts()) == 130
+    assert sizes[2] - sizes[0] < sizes[0] / 5
+    assert (await place.texts())[-1] == "3-4"
 
 
 async def test_writes_go_on_when_the_daemon_is_killed(daemon: Daemon, place: Place) -> None:
