@@ -100,6 +100,30 @@ def test_top_into_a_pipe_looks_once(run: Run, client: Client) -> None:  # noqa: 
     assert "\x1b" not in done.stdout
 
 
+def test_top_on_a_terminal_looks_until_it_is_interrupted(
+    run: Run,  # noqa: F811
+    client: Client,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client.get("alice")
+    looks = 0
+
+    async def nodes() -> list[NodeInfo]:
+        nonlocal looks
+        looks += 1
+        if looks == 4:
+            raise KeyboardInterrupt
+        return [NODE]
+
+    monkeypatch.setattr(client, "nodes", nodes)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    done = run("top", "--interval", "0.2")
+    assert done.exit_code == 130
+    assert done.stdout.count("CONVERSATION") == 3
+    assert "alice" in done.stdout
+
+
 def test_growth_is_what_came_since_the_look_before() -> None:
     sight = Sight(
         1.8e9, 0.001, [NODE], [info("alice", 5_000_000), info("bob", 4096, replica_lag_s=3.5)]
