@@ -124,10 +124,10 @@ class LogFile:
     bytes: int
     at: str
 
-    @property
-    def key(self) -> str:
-        """Where it lies, relative to the replica's URL."""
-        return f"ltx/{self.level}/{self.first:016x}-{self.last:016x}.ltx"
+    def key(self, scheme: str) -> str:
+        """Return where it lies, relative to the replica's URL; the engine has a way for each."""
+        folder = f"ltx/{self.level}" if scheme == "file" else f"{self.level:04x}"
+        return f"{folder}/{self.first:016x}-{self.last:016x}.ltx"
 
 
 def made_at(header: bytes) -> datetime | None:

@@ -27,7 +27,7 @@ from sessions_actor.replica import ReplicaSpec, socket_path
 from ..directory import DIRECTORY_FILE
 from ..replicated_directory import LINE_KEY, ReplicatedDirectory
 from .engine import EngineError, log_files
-from .paths import DIRECTORY, directory_url, parse_number
+from .paths import DIRECTORY, directory_url, number, parse_number
 from .replicas import Record, Replicas
 from .restore import LIST_TIMEOUT_S, NothingToRestoreError, restore
 
@@ -82,14 +82,17 @@ async def rebuild(root: Path, directory: ReplicatedDirectory, replicas: Replicas
         listed.
     """
     newest: dict[str, Record] = {}
+    unrecorded: dict[str, int] = {}
     async for key, generation, record in replicas.records():
         if record is None:
-            url = str(replicas.base.below(*key.split("/"), f"{generation:016x}"))
-            record = await _read_record(root, url, generation)
+            unrecorded[key] = generation
+        else:
+            newest[key] = record  # they come in order
+    for key in unrecorded.keys() - newest.keys():
+        url = str(replicas.base.below(*key.split("/"), number(unrecorded[key])))
+        record = await _read_record(root, url, unrecorded[key])
         if record is not None:
-            known = newest.get(record.name)
-            if known is None or known.generation < generation:
-                newest[record.name] = record
+            newest[key] = record
     for record in newest.values():
         if record.deleted_at is None:
             await directory.find_again(

@@ -172,9 +172,14 @@ class Replicas:
                     path = f"{key}/{generation:016x}{RECORD_SUFFIX}"
                     yield key, generation, _record(await asyncio.to_thread(objects.get, path))
 
-    async def _generations(self, key: str) -> list[int]:
+    async def _generations(self, key: str, *, recorded: bool = False) -> list[int]:
+        """List the lines of a conversation; only those with a record, which are its own for sure.
+
+        A migration that was given up at its end leaves a line without one.
+        """
         found = await asyncio.to_thread(self.objects.names, key)
-        numbers = [parse_number(name.rstrip("/")) for name in found if name.endswith("/")]
+        suffix = RECORD_SUFFIX if recorded else "/"
+        numbers = [parse_number(n.removesuffix(suffix)) for n in found if n.endswith(suffix)]
         return sorted(one for one in numbers if one is not None)
 
     # ------------------------------------------------------------------------------ lines
@@ -182,13 +187,13 @@ class Replicas:
     async def lines(self, name: str, known: tuple[int, ...] = ()) -> list[Line]:
         """Return a conversation's lines that hold something, the oldest first.
 
-        Args: `known` are the generations to look at where replicas cannot be listed.
+        Args: `known` are generations that are its own in any case.
         Raises: OSError, StorageError.
         """
         check_name(name)
         generations = list(known)
         if self.base.listed:
-            generations = await self._generations(conversation_key(name))
+            generations += await self._generations(conversation_key(name), recorded=True)
         found = []
         for generation in sorted(set(generations)):
             url = self.url(name, generation)

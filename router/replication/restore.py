@@ -21,7 +21,7 @@ from sessions_actor.errors import StorageCorruptError, StorageError
 from sessions_actor.gate import META_TABLE
 
 from .engine import HEADER_BYTES, EngineError, LogFile, log_files, made_at, run
-from .objects import open_objects
+from .objects import Objects, open_objects
 from .paths import ReplicaUrl
 
 RESTORE_TIMEOUT_S: Final = 3600.0
@@ -71,7 +71,7 @@ async def restore(
     draft = target.with_name(target.name + _DRAFT)
     _clear(draft)
     try:
-        moment = [] if at is None else ["-timestamp", _text_of(at)]
+        moment = [] if at is None else await _moment(url, at)
         if up_to is not None:
             moment = ["-txid", f"{up_to:016x}"]
         position = await _run(url, draft, moment, at, "full" if thorough else "quick")
@@ -99,6 +99,34 @@ async def _run(url: str, draft: Path, moment: list[str], at: datetime | None, ch
     return 0 if match is None else int(match[1], 16)
 
 
+async def _moment(url: str, at: datetime) -> list[str]:
+    """Return the options that restore to a moment.
+
+    A transaction where the files of single syncs are still there: their headers tell when each was
+    made, to the millisecond. The time otherwise, which the engine compares with when a file was
+    stored: in some stores to the second.
+    """
+    text = _text_of(at)
+    place = ReplicaUrl.parse(url)
+    if not place.listed:
+        return ["-timestamp", text]
+    try:
+        files = await log_files(url, timeout_s=LIST_TIMEOUT_S)
+    except EngineError as error:
+        raise StorageError(url, f"cannot be listed: {error}") from None
+    single = sorted((file for file in files if file.level == 0), key=_last_of)
+    # They were made in the order of their transactions.
+    objects = await _headers(place)
+    low, high = 0, len(single)
+    while low < high:
+        middle = (low + high) // 2
+        if await _made_at(objects, place, single[middle]) <= at:
+            low = middle + 1
+        else:
+            high = middle
+    return ["-txid", f"{single[low - 1].last:016x}"] if low else ["-timestamp", text]
+
+
 async def _beyond(url: str, draft: Path, at: datetime, check: str) -> int:
     """Restore as of a moment outside of what the replica holds: its end, or nothing."""
     points = await restore_points(url)
@@ -120,7 +148,8 @@ async def restore_points(url: str) -> list[datetime]:
     first = min((file for file in files if file.first == 1), key=_last_of, default=None)
     if first is None:
         return []
-    begun = await _made_at(ReplicaUrl.parse(url), first)
+    place = ReplicaUrl.parse(url)
+    begun = await _made_at(await _headers(place), place, first)
     others = {datetime.fromisoformat(file.at) for file in files if file.last >= first.last}
     return [begun, *sorted(other for other in others if other > begun)]
 
@@ -129,12 +158,18 @@ def _last_of(file: LogFile) -> int:
     return file.last
 
 
-async def _made_at(url: ReplicaUrl, file: LogFile) -> datetime:
+async def _headers(url: ReplicaUrl) -> Objects | None:
+    """Open what headers are read from; None where only the engine can read."""
+    return await asyncio.to_thread(open_objects, url) if url.listed else None
+
+
+async def _made_at(objects: Objects | None, url: ReplicaUrl, file: LogFile) -> datetime:
     """Return when a file was made; to the second where its header cannot be read."""
     made: datetime | None = None
-    if url.listed:
+    if objects is not None:
+        key = file.key(url.scheme)
         try:
-            head = await asyncio.to_thread(open_objects(url).get, file.key, HEADER_BYTES)
+            head = await asyncio.to_thread(objects.get, key, HEADER_BYTES)
         except OSError as error:
             raise StorageError(str(url), f"cannot be read: {error}") from error
         made = None if head is None else made_at(head)

@@ -242,3 +242,25 @@ async def test_moments_across_moves_are_restored(world: World) -> None:
     with pytest.raises(ConversationNotFoundError):
         await world.recovery.restore("alice", datetime(2001, 1, 1, tzinfo=UTC), "x", in_place=False)
     assert world.directory.get("x") is None
+
+
+async def test_what_a_migration_left_that_was_given_up_is_nobodys_past(world: World) -> None:
+    session = world.session("alice")
+    await session.append_message(message("m0"))
+    # Its target started and wrote its replica, then the switch did not come.
+    left = await world.recovery.restore("alice", None, "left", in_place=False)
+    assert left.name == "left"
+    stray = world.folder / "far" / NAMESPACE / conversation_key("left")
+    (line,) = [path for path in stray.iterdir() if path.is_dir()]
+    shutil.copytree(line, world.folder / "far" / NAMESPACE / conversation_key("alice") / ("f" * 16))
+    await session.append_message(message("m1"))
+    moment = datetime.now(UTC)
+    await world.recovery.restore("alice", moment, "then", in_place=False)
+    assert await world.stored("then") == ["m0", "m1"]
+    await world.upkeep.close()
+    await world.lose("a")
+    shutil.rmtree(world.folder / "far" / NAMESPACE / "directory")
+    world.cluster.roots["a"] = world.folder / "a"
+    await world.start()
+    assert world.directory.page() == ["alice", "left", "then"]
+    assert await world.stored("alice") == ["m0", "m1"]
