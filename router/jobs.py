@@ -168,7 +168,7 @@ class Jobs:
     async def _end(self, job: Job, state: JobState, reason: str | None = None) -> None:
         if await self._log.end(job.id, state, reason):
             moved, failed, _ = self._log.counts(job.id)
-            reports.job_ended(job, state, moved, failed, reason)
+            reports.job_ended(job, state, moved, failed)
 
     async def _stop(self, run: _Run) -> None:
         """Give up what is under way; its row says that it runs until somebody ends it."""

@@ -281,8 +281,11 @@ def job_started(job: Job) -> None:
     log(_INFO, f"{job.kind}.started", job=job.id, node=job.node_id)
 
 
-def job_ended(job: Job, state: str, moved: int, failed: int, error: str | None) -> None:
-    """Note a job that has ended, and what stayed where it was."""
+def job_ended(job: Job, state: str, moved: int, failed: int) -> None:
+    """Note a job that has ended, and what stayed where it was.
+
+    Why it failed stands in its row, for those who ask: that text may quote anything.
+    """
     level = _INFO if state == "done" and not failed else _WARNING
     log(
         level,
@@ -292,5 +295,4 @@ def job_ended(job: Job, state: str, moved: int, failed: int, error: str | None) 
         state=state,
         moved=moved,
         failed=failed,
-        reason=error,
     )

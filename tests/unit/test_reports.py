@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from router import observing
+from router import reports as router_reports
 from router.observing import Watch, census
 from router.relocation import Relocation
 from sessions_actor import meters, reports, wire
@@ -164,6 +165,18 @@ async def test_a_failed_migration_names_phase_and_cause_and_quotes_nothing(
     (failed,) = named(events, "migration.failed")
     assert (failed["phase"], failed["error"]) == ("copying", "builtins.LookupError")
     assert SECRET not in json.dumps(events())
+
+
+def test_a_job_tells_its_end(events: Events) -> None:
+    class AJob:
+        """What is told of a job."""
+
+        id, kind, node_id = "j1", "drain", "node-0"
+
+    router_reports.job_ended(AJob(), "failed", 3, 1)
+    (ended,) = named(events, "drain.ended")
+    assert (ended["job"], ended["node"], ended["moved"], ended["failed"]) == ("j1", "node-0", 3, 1)
+    assert (ended["level"], ended["state"]) == ("warning", "failed")
 
 
 async def test_the_gauges_of_a_router_follow_what_it_holds(world: World) -> None:
