@@ -352,7 +352,8 @@ async def test_a_file_that_was_removed_comes_back(
         session = client.get("alice").session()
         await session.append_messages([message("m0"), message("m1")])
         await client.hibernate("alice")
-        for file in (tmp_path / "data").glob("conversations/*/*.sqlite*"):
+        files = (tmp_path / "data").glob("conversations/*/*.sqlite*")
+        for file in filter(Path.is_file, files):
             file.unlink()
         assert await stored(client, "alice") == ["m0", "m1"]
         await session.append_message(message("m2"))

@@ -264,3 +264,69 @@ async def test_what_a_migration_left_that_was_given_up_is_nobodys_past(world: Wo
     await world.start()
     assert world.directory.page() == ["alice", "left", "then"]
     assert await world.stored("alice") == ["m0", "m1"]
+
+
+async def test_a_deleted_conversation_can_be_restored_until_its_grace_is_over(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    world.settings = world.settings.model_copy(update={"replica_delete_grace_s": 0.2})
+    await world.start()
+    try:
+        assert world.router.failover is not None
+        await world.session("alice").append_message(message("m0"))
+        await Administration(world.router).delete("alice")
+        # In time, and under its own name: what is kept is bound to the file that it was in.
+        await world.recovery.restore("alice", None, "alice", in_place=False)
+        assert await world.stored("alice") == ["m0"]
+        await asyncio.sleep(0.25)
+        await world.router.failover.remove_spent()
+        assert len(world.lines("alice")) == 1
+        assert await world.stored("alice") == ["m0"]
+        await Administration(world.router).delete("alice")
+        await asyncio.sleep(0.25)
+        await world.router.failover.remove_spent()
+        assert world.lines("alice") == []
+        with pytest.raises(ConversationNotFoundError):
+            await world.recovery.points("alice")
+    finally:
+        await world.stop()
+
+
+async def test_a_directory_made_again_leaves_out_what_was_deleted(world: World) -> None:
+    for name in ("kept", "deleted"):
+        await world.session(name).append_message(message("m0"))
+    await world.relocation.migrate("kept", "b")
+    await Administration(world.router).delete("deleted")
+    await world.upkeep.close()
+    await world.lose("a")
+    shutil.rmtree(world.folder / "far" / NAMESPACE / "directory")
+    world.cluster.roots["a"] = world.folder / "a"
+    await world.start()
+    assert world.directory.page() == ["kept"]
+    assert await world.stored("kept") == ["m0"]
+
+
+async def test_a_file_that_was_removed_comes_back(world: World) -> None:
+    await world.session("alice").append_message(message("m0"))
+    await Administration(world.router).hibernate("alice")
+    before = world.router.entry("alice")
+    for root in world.cluster.roots.values():
+        for file in filter(Path.is_file, root.glob("conversations/*/*.sqlite*")):
+            file.unlink()
+    assert await world.stored("alice") == ["m0"]
+    assert world.router.entry("alice").generation != before.generation
+
+
+async def test_in_place_keeps_what_was_there(world: World) -> None:
+    session = world.session("alice")
+    await session.append_message(message("m0"))
+    moment = datetime.now(UTC)
+    await asyncio.sleep(0.02)
+    await session.append_message(message("m1"))
+    report = await world.recovery.restore("alice", moment, "before", in_place=True)
+    assert (report.name, report.kept_as) == ("alice", "before")
+    assert await world.stored("alice") == ["m0"]
+    assert await world.stored("before") == ["m0", "m1"]
+    await session.append_message(message("m2"))
+    assert await world.stored("alice") == ["m0", "m2"]
