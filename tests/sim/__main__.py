@@ -15,7 +15,7 @@ import traceback
 from dataclasses import replace
 
 from . import seams
-from .mutations import MUTANTS, Mutant, broken, find
+from .mutations import MUTANTS, OPEN, Mutant, broken, find
 from .run import Outcome, run_parallel, run_seed
 
 FAILURES_SHOWN = 10
@@ -39,10 +39,11 @@ def main() -> int:
     parser.add_argument("--mutant", help="break the build like this, with --seed or --seeds")
     given = parser.parse_args()
     if given.mutants is not None:
-        wanted = [one for one in MUTANTS if not given.mutants or one.name in given.mutants]
+        known = (*MUTANTS, *OPEN)
+        wanted = [one for one in known if one.name in given.mutants] or list(MUTANTS)
         return _mutants(wanted, given.jobs)
     if given.mutant:
-        mutant = next(one for one in MUTANTS if one.name == given.mutant)
+        mutant = next(one for one in (*MUTANTS, *OPEN) if one.name == given.mutant)
         with broken(mutant):
             return _run(given)
     return _run(given)
@@ -72,7 +73,8 @@ def _many(seeds: range, jobs: int, replay: str) -> int:
         if outcome.failure is not None:
             failed += 1
             if failed <= FAILURES_SHOWN:
-                print(f"{_line(outcome)}\n  replay: {replay} --seed {outcome.seed} --trace")
+                again = f"{replay} --seed {outcome.seed} --trace"
+                print(f"{_line(outcome)}\n  replay: {again}", flush=True)
         if len(done) % 1000 == 0:
             print(
                 f"{len(done)} seeds, {failed} failed, {time.monotonic() - began:.0f} s", flush=True

@@ -160,6 +160,9 @@ class Faults:
         world = self._world
         nodes = [*self._others(), *(client.node for client in world.clients)]
         sides = {node: self._rng.randint(0, 1) for node in nodes}
+        if world.theme == "zombies":
+            # People on both sides: some reach the old owner, some the router.
+            sides |= {client.node: i % 2 for i, client in enumerate(world.clients)}
         if not any(sides.values()):
             return
         world.network.part(sides)

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def run_seed(seed: int, *, trace: bool = False) -> Outcome:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_seeds(seeds: range) -> Iterator[Outcome]:
+def run_seeds(seeds: Iterable[int]) -> Iterator[Outcome]:
     """Run seeds one after the other in this process."""
     enabled = gc.isenabled()
     gc.freeze()  # what was there before need not be looked through again

@@ -249,9 +249,10 @@ class World:
                 who = rng.choice(people)
                 self._do(who, who.write(model, f"{name}w{number}", acts, length_s / acts))
             # Who reads finds out an owner that does not know of its successor.
-            for _ in range(2 if self.theme == "zombies" else rng.choice((0, 1))):
-                acts = rng.randint(8, 16) if self.theme == "zombies" else rng.randint(1, 5)
-                who = rng.choice(people)
+            zombies = self.theme == "zombies"
+            for place in range(2 if zombies else rng.choice((0, 1))):
+                acts = rng.randint(15, 25) if zombies else rng.randint(1, 5)
+                who = people[place] if zombies else rng.choice(people)
                 self._do(who, who.read(model, acts, length_s / acts))
             if rng.random() < 0.2:
                 who = rng.choice(people)
