@@ -211,12 +211,12 @@ def _death_taken_for_granted() -> list[Patch]:
 
 
 MUTANTS = (
-    Mutant("epoch", "an actor does not look at the epoch of a call", _no_epoch_check, 1),
+    Mutant("epoch", "an actor does not look at the epoch of a call", _no_epoch_check, 3),
     Mutant("name", "an actor does not look at the name in a call", _no_name_check),
     Mutant("lease", "an actor acknowledges without a lease", _no_lease_check, 157),
-    Mutant("seal", "the source of a migration goes on writing", _no_seal, 74),
+    Mutant("seal", "the source of a migration goes on writing", _no_seal, 18),
     Mutant("unseal", "a migration given up leaves its source sealed", _no_unseal, 35),
-    Mutant("gate", "a write is acknowledged before it is durable", _no_output_gate, 12),
+    Mutant("gate", "a write is acknowledged before it is durable", _no_output_gate, 20),
     Mutant("file-lock", "files and the directory are not locked", _no_file_lock, 39),
     Mutant("name-lock", "acts on one conversation are not kept in order", _no_name_lock, 21),
     Mutant("new-epoch", "an activation does not raise the epoch", _no_new_epoch),
