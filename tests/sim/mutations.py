@@ -215,7 +215,7 @@ MUTANTS = (
     Mutant("name", "an actor does not look at the name in a call", _no_name_check),
     Mutant("lease", "an actor acknowledges without a lease", _no_lease_check, 157),
     Mutant("seal", "the source of a migration goes on writing", _no_seal, 18),
-    Mutant("unseal", "a migration given up leaves its source sealed", _no_unseal, 35),
+    Mutant("unseal", "a migration given up leaves its source sealed", _no_unseal, 150),
     Mutant("gate", "a write is acknowledged before it is durable", _no_output_gate, 20),
     Mutant("file-lock", "files and the directory are not locked", _no_file_lock, 39),
     Mutant("name-lock", "acts on one conversation are not kept in order", _no_name_lock, 21),
@@ -223,7 +223,7 @@ MUTANTS = (
     Mutant("generation", "a migration uses the file of one given up", _reused_generations, 39),
     Mutant("last-changes", "what changed last in a live copy is not sent", _no_last_changes, 116),
     Mutant("reconcile", "a router that starts does not look at what is there", _no_reconciling, 3),
-    Mutant("is-alive", "the router takes an owner for alive unseen", _no_look_at_an_owner, 135),
+    Mutant("is-alive", "the router takes an owner for alive unseen", _no_look_at_an_owner, 87),
 )  # fmt: skip
 
 # No seed has caught these yet: another safeguard holds where they fail, or it takes more seeds.

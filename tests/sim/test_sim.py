@@ -26,7 +26,7 @@ def simulate(*arguments: str, within_s: float = 600, hash_seed: str = "0") -> tu
         timeout=within_s,
         check=False,
     )
-    return found.returncode, found.stdout + found.stderr
+    return found.returncode, found.stdout or found.stderr
 
 
 @pytest.mark.timeout(LONG_S)
