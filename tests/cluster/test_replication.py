@@ -18,7 +18,7 @@ import ray
 
 from router.replication.engine import find_program
 from router.replication.paths import conversation_key
-from router.service import ROUTER_NAME
+from router.shards import ROUTER_NAME
 from sessions_actor import open_object
 from sessions_actor.conversation import Conversation
 from sessions_actor.disk import NODE_ROOT_VARIABLE
