@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from sessions_actor import meters
@@ -24,7 +25,7 @@ from sessions_actor.reports import look_at_disk
 
 from . import reports
 from .leases import Grant
-from .replication.daemon import Daemon, DaemonTerms
+from .replication.daemon import DaemonTerms, keep_running
 
 # Renewals in the time that one grant lasts: several may fail before the lease runs out.
 RENEWALS_PER_TTL: Final = 4
@@ -111,8 +112,8 @@ class AgentActor:
         agent = Agent(leases, self._renew)
         threading.Thread(target=lambda: asyncio.run(self._run(agent)), daemon=True).start()
         if replication is not None:
-            daemon = Daemon(root, replication)
-            threading.Thread(target=lambda: asyncio.run(daemon.run()), daemon=True).start()
+            keep = partial(keep_running, root, replication)
+            threading.Thread(target=keep, daemon=True).start()
 
     async def _run(self, agent: Agent) -> None:
         self._export.begin()

@@ -12,14 +12,17 @@ What it does not do: decide what is replicated or where to.
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from sessions_actor.database_file import make_parent
 from sessions_actor.errors import StorageError
+from sessions_actor.logs import log
 from sessions_actor.replica import ControlSocket, socket_path
 
 from .engine import END_SYNC_S, config, environment, find_program
@@ -30,6 +33,7 @@ CONFIG_FILE: Final = "replication.json"
 LOCK_LOOK_S: Final = 0.2
 READY_LOOK_S: Final = 0.02
 WATCH_S: Final = 1.0
+RETRY_S: Final = 5.0
 PROBE_TIMEOUT_S: Final = 2.0
 RESTART_FIRST_S: Final = 0.1
 RESTART_MAX_S: Final = 5.0
@@ -161,6 +165,23 @@ class Daemon:
             self._process = None
             ended.cancel()
             await _end(process)
+
+
+def keep_running(root: Path, terms: DaemonTerms) -> None:
+    """Keep a disk's daemon running for ever, for a thread of its own.
+
+    A node whose engine is missing, or whose disk refuses, goes on without: its activations fail
+    with ReplicaUnavailableError, `doctor` tells why, and it is tried again.
+    """
+    told = ""
+    while True:
+        try:
+            asyncio.run(Daemon(root, terms).run())
+        except (StorageError, OSError) as error:
+            if str(error) != told:
+                told = str(error)
+                log(logging.ERROR, "replication.failed", error=error)
+        time.sleep(RETRY_S)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

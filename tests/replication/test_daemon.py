@@ -128,3 +128,26 @@ async def test_one_whose_folder_was_removed_is_started_anew(tmp_path: Path) -> N
         await until(lambda: daemon.starts == 2, "started again")
         await daemon.ready(30.0)
         assert len(engines_of(root)) == 1
+
+
+async def test_a_node_without_the_engine_goes_on_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from router.replication import engine
+
+    rounds = 0
+
+    class EnoughError(Exception):
+        pass
+
+    def pause(_: float) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 3:
+            raise EnoughError
+
+    monkeypatch.setattr(engine, "PROGRAM", "no-such-program")
+    monkeypatch.setattr(module.time, "sleep", pause)
+    with pytest.raises(EnoughError):
+        await asyncio.to_thread(module.keep_running, tmp_path, TERMS)
+    assert [str(record.msg).split()[0] for record in caplog.records] == ["replication.failed"]
