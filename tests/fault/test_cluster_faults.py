@@ -6,6 +6,7 @@ a raylet takes its workers along or leaves them orphans, as Ray has it.
 """
 
 import asyncio
+import contextlib
 import json
 import subprocess
 from typing import Any
@@ -171,13 +172,10 @@ def _remount(folder: Any, how: str) -> None:
 
 
 def _fill(ballast: Any) -> None:
-    with ballast.open("wb") as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-                file.flush()
-        except OSError:
-            return
+    """Write until nothing fits any more."""
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
 
 
 def _routers(load: Any) -> list[int]:
