@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from sessions_actor.database_file import private
 from sessions_actor.errors import StorageError
 from sessions_actor.limits import MIB
 from sessions_actor.replica import Durability
@@ -164,7 +165,7 @@ def _probe(root: Path) -> tuple[str, float]:
     probe = root / f".doctor-{uuid.uuid4().hex}"
     began = time.perf_counter()
     try:
-        with probe.open("xb", buffering=0) as file:
+        with open(probe, "xb", buffering=0, opener=private) as file:
             file.write(b"probe")
             os.fsync(file.fileno())
     except OSError as error:

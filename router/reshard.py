@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
+from sessions_actor.database_file import private
 from sessions_actor.errors import StorageError
 from sessions_actor.storage import Storage
 
@@ -183,7 +184,7 @@ def _ready(folder: Path) -> Resharded | None:
 def _note(file: Path, done: Resharded) -> None:
     """Say durably that the new files are whole."""
     draft = file.with_suffix(".draft")
-    with draft.open("w") as text:
+    with open(draft, "w", opener=private) as text:
         text.write(" ".join(map(str, done)))
         text.flush()
         os.fsync(text.fileno())

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from sessions_actor.channel import Address, Resolver
-from sessions_actor.database_file import sync_folder
+from sessions_actor.database_file import make_parent, private, sync_folder
 from sessions_actor.errors import (
     ConversationNotFoundError,
     SessionsActorError,
@@ -60,7 +60,8 @@ async def back_up(
 ) -> BackupReport:
     """Copy conversations to a folder; see `Client.back_up`."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_parent(str(folder))
+        folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise StorageError(str(folder), f"{error.strerror}; choose another folder") from error
     failed: dict[str, str] = {}
@@ -106,7 +107,7 @@ async def _copy(resolver: Resolver, folder: Path, name: str) -> dict[str, Any]:
 
 async def _fetch(owner: Address, copied: Copied, target: Path) -> None:
     """Write a copy that its owner holds, whole or not at all."""
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_parent(str(target))
     draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     digest = hashlib.sha256()
     try:
@@ -160,7 +161,8 @@ def _write_all(descriptor: int, data: bytes) -> None:
 def _write_whole(path: Path, data: bytes) -> None:
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        draft.write_bytes(data)
+        with open(draft, "xb", opener=private) as file:
+            file.write(data)
         draft.replace(path)
         sync_folder(str(path.parent))
     except OSError as error:

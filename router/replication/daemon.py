@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sessions_actor.database_file import make_parent
+from sessions_actor.database_file import make_parent, private
 from sessions_actor.errors import StorageError
 from sessions_actor.logs import log
 from sessions_actor.replica import ControlSocket, socket_path
@@ -139,10 +139,15 @@ class Daemon:
         os.close(lock)
         return None
 
+    def _write_config(self) -> Path:
+        path = self._root / CONFIG_FILE
+        with open(path, "w", opener=private) as file:
+            file.write(self._text)
+        return path
+
     async def _run_once(self, lock: int) -> None:
         """Start the daemon and wait for its end."""
-        path = self._root / CONFIG_FILE
-        path.write_text(self._text)
+        path = self._write_config()
         self.starts += 1
         # The children inherit the lock: it is free when the last of them has ended.
         process = await asyncio.create_subprocess_exec(
@@ -154,6 +159,7 @@ class Daemon:
             env=environment(),
             pass_fds=(lock,),
             start_new_session=True,
+            umask=0o077,
         )
         self._process = process
         ended = asyncio.ensure_future(process.wait())

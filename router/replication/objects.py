@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from sessions_actor.database_file import make_parent
 from sessions_actor.errors import StorageError
 
 from .paths import ReplicaUrl, local_path
@@ -53,7 +54,7 @@ class FileObjects:
 
     def put(self, key: str, data: bytes) -> None:
         path = self._root / key
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_parent(str(path))
         draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
             with open(draft, "xb", opener=_private) as file:

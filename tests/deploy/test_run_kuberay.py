@@ -139,7 +139,11 @@ def test_a_job_runs_as_kuberays_submitter_runs_it(kubernetes: Kubernetes, file: 
         assert f'"sound":{len(NAMES)}' in said
 
 
-def test_a_pod_that_is_to_go_is_emptied_and_a_new_one_takes_part(kubernetes: Kubernetes) -> None:
+def test_a_pod_that_is_to_go_is_emptied_and_a_new_one_takes_part(
+    long_run: bool, kubernetes: Kubernetes
+) -> None:
+    if not long_run:
+        pytest.skip("pods are replaced with --long")
     kubernetes.pre_stop("a")
     assert kubernetes.nodes() == {"b"}
     until(lambda: kubernetes.held("a") == 0, "nothing is left on its disk")
@@ -151,7 +155,11 @@ def test_a_pod_that_is_to_go_is_emptied_and_a_new_one_takes_part(kubernetes: Kub
     until(lambda: "a" in kubernetes.nodes(), "it takes conversations")
 
 
-def test_the_heads_pod_is_replaced_and_the_workers_stay(kubernetes: Kubernetes) -> None:
+def test_the_heads_pod_is_replaced_and_the_workers_stay(
+    long_run: bool, kubernetes: Kubernetes
+) -> None:
+    if not long_run:
+        pytest.skip("pods are replaced with --long")
     pod = kubernetes.pods["b"]
     before = kubernetes.node_ids()
     kubernetes.pods["head"].end()

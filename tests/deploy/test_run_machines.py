@@ -132,7 +132,15 @@ def _processes(pod: Pod, words: list[str]) -> list[int]:
 
 
 @pytest.fixture(autouse=True)
-def _shows_logs(network: Network, request: pytest.FixtureRequest) -> Iterator[None]:
+def _takes_long(long_run: bool) -> None:
+    if not long_run:
+        pytest.skip("a cluster for each way to deploy takes minutes: --long")
+
+
+@pytest.fixture(autouse=True)
+def _shows_logs(
+    _takes_long: None, network: Network, request: pytest.FixtureRequest
+) -> Iterator[None]:
     failed = request.session.testsfailed
     yield
     if request.session.testsfailed > failed:

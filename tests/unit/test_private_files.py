@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from router.cli.files import _target
 from router.cli.output import Output
 from router.directory import Directory
 
+from ..test_tidy import ROOT, SOURCES
 from .test_router import World, message
 
 ATTACHMENT = base64.b64encode(os.urandom(4 << 20)).decode()
@@ -88,3 +91,48 @@ def test_the_check_sees_a_loose_file(tmp_path: Path) -> None:
     assert loose(tmp_path) == []
     (tmp_path / "a").chmod(0o640)
     assert loose(tmp_path) == ["a: 640"]
+
+
+# A copy that is made in a private temporary folder.
+ELSEWHERE = {("router/formats/durable_object.py", "target.open('wb')")}
+
+
+def _loosely(path: Path) -> list[str]:
+    """List the calls of a source that make a file or a folder with the mode of the umask."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+        given = {one.arg: ast.unparse(one.value) for one in node.keywords}
+        modes = [one.value for one in node.args if isinstance(one, ast.Constant)]
+        writes = [mode for mode in modes if isinstance(mode, str) and set(mode) & set("wxa")]
+        makes = name == "open" and any(set(mode) <= set("wxab+t") for mode in writes)
+        if (
+            name in ("write_text", "write_bytes", "touch", "makedirs")
+            or (makes and given.get("opener") not in ("private", "_private"))
+            or (name == "mkdir" and ("parents" in given or _mode(node) != 0o700))
+        ):
+            found.append(ast.unparse(node))
+    return found
+
+
+def _mode(node: ast.Call) -> Any:
+    values = [one.value for one in node.keywords if one.arg == "mode"] + node.args[-1:]
+    return values[0].value if values and isinstance(values[0], ast.Constant) else None
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_source_asks_the_umask(path: Path) -> None:
+    place = str(path.relative_to(ROOT))
+    assert [call for call in _loosely(path) if (place, call) not in ELSEWHERE] == []
+
+
+def test_that_check_sees_loose_calls(tmp_path: Path) -> None:
+    source = tmp_path / "a.py"
+    source.write_text(
+        "path.write_text('x')\nopen(path, 'wb')\npath.open('x')\npath.mkdir()\n"
+        "path.mkdir(0o755)\npath.mkdir(mode=0o700, parents=True)\n"
+        "open(path)\nopen(path, 'w', opener=private)\nos.mkdir(path, 0o700)\n"
+    )
+    assert len(_loosely(source)) == 6
