@@ -35,16 +35,16 @@ async def churn(bench: Bench) -> None:
     settings = Settings(storage_root=root, max_active=active, warm_actors=1)
     names = [f"tenant-{number % 10}/user-{number}" for number in range(count)]
     supply, payload = Messages(), bytes(MESSAGE_BYTES)
-    others = set(named("ConversationActor")) | set(named("RouterActor"))
+    titles = ("ConversationActor", "RouterActor")
+    others = {pid for title in titles for pid in named(title)}
 
-    def held() -> int:
-        """Add up what the deployment's processes hold: actors and router."""
-        mine = (set(named("ConversationActor")) | set(named("RouterActor"))) - others
-        found = 0
-        for pid in mine:
+    def held(title: str) -> float:
+        """Return what one process of the deployment holds, on average: their number is bounded."""
+        found = []
+        for pid in set(named(title)) - others:
             with contextlib.suppress(OSError):
-                found += own_bytes(pid)
-        return found
+                found.append(own_bytes(pid))
+        return sum(found) / len(found)
 
     async with connect(namespace=namespace, settings=settings) as client:
         try:
@@ -57,15 +57,16 @@ async def churn(bench: Bench) -> None:
                     if number % 5 == 0:
                         floor.append(await seconds(bare.call.remote(payload)))
                     if number in (2 * active, count - 1):
-                        held_at.append(held())
+                        held_at.append([held(title) for title in titles])
                 took = time.perf_counter() - began
                 for part in (0.5, 0.99):
                     pair = Pair(_quantile(times, part), _quantile(floor, part))
                     bench.add(f"churn, {kind}, append, p{100 * part:.0f}", pair, "s", REPORT)
                 bench.report(f"churn, {kind}, in turn", count / took, "/s")
                 flat = Goal("flat", ratio_max=1.15)
-                title = f"churn, {kind}, memory after {count:,}, to {2 * active:,}"
-                bench.add(title, Pair(held_at[1], held_at[0]), "B", flat)
+                for who, after, before in zip(titles, held_at[1], held_at[0], strict=True):
+                    title = f"churn, {kind}, memory of a {who} after {count:,}, to {2 * active:,}"
+                    bench.add(title, Pair(after, before), "B", flat)
             (node,) = [n for n in await client.nodes() if n.active or n.idle]
             assert node.active + node.idle <= active
             assert len(await client.list(limit=count + 1)) == count
