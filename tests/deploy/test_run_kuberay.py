@@ -113,8 +113,13 @@ def test_whoever_lacks_the_token_is_refused_at_once_and_told_why(kubernetes: Kub
         assert TOKEN not in done.stderr + done.stdout
     dashboard = f"http://{kubernetes.pods['head'].ip}:8265/api/version"
     assert get(pod, dashboard) == "401"
+
+
+def test_prometheus_needs_no_token(long_run: bool, kubernetes: Kubernetes) -> None:
+    if not long_run:
+        pytest.skip("--long")
     metrics = f"http://{kubernetes.pods['head'].ip}:8080/metrics"
-    assert get(pod, metrics).startswith("200 "), "Prometheus has no token"
+    assert get(kubernetes.pods["a"], metrics).startswith("200 ")
 
 
 def test_a_token_in_the_users_home_is_found(kubernetes: Kubernetes) -> None:
