@@ -124,8 +124,10 @@ async def test_a_node_is_frozen_and_goes_on(apart: list[Node], loaded: Any) -> N
 
 
 async def test_a_full_disk_fails_its_conversations_until_there_is_room(
-    cluster: Any, small_disk: Any, loaded: Any
+    cluster: Any, small_disk: Any, loaded: Any, long_run: bool
 ) -> None:
+    if not long_run:
+        pytest.skip("takes minutes on a busy machine: --long runs it")
     node = Node(cluster, small_disk)
     node.start()
     try:
