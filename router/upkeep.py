@@ -11,7 +11,7 @@ from typing import Final
 
 from sessions_actor.actor import ActorState, Binding, Description
 from sessions_actor.disk import machine_id
-from sessions_actor.retry import is_lost
+from sessions_actor.retry import is_lost, is_out_of_reach
 
 from . import reports
 from .cluster import Slot, answer, slot_of
@@ -99,7 +99,7 @@ class Upkeep:
                 adopted = await self._adopt(slot, one, entries)
                 if not adopted and await self._take_in(slot, one.binding):
                     let_go.add(actor_name)
-            elif not is_lost(one):
+            elif not is_lost(one) or is_out_of_reach(one):
                 await router.cluster.kill(actor)  # silent: it may hold files that others need
         for entry in entries.values():
             if entry.state is State.DELETING or entry.actor in let_go or self._is_locked_out(entry):
