@@ -65,6 +65,8 @@ async def test_each_thing_that_happens_is_one_event(
             return found if found and found[-1]["event"] == "conversation.deleted" else []
 
         found = await until(events, "the events are in the log")
+    # On a busy machine the node's agent may come late with its first lease: that is told as well.
+    found = [event for event in found if event["event"] != "lease.missing"]
     steps = [event for event in found if event["event"] != "migration.step"]
     assert [event["event"] for event in steps] == [
         "conversation.activated",
