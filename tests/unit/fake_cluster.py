@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from router.cluster import ClusterNode, Slot
 from sessions_actor.actor import Binding, ConversationActor, Description
@@ -110,6 +110,8 @@ class FakeCluster:
         self.roots = roots
         self.actors: dict[str, tuple[FakeActor, str]] = {}
         self.announced: set[str] = set()
+        self.unreached: list[FakeActor] = []
+        """Actors of which the next question about themselves is lost on the way."""
         self.starts = 0
         self.start_delay_s = 0.0
         self.machines: dict[str, str] = {}
@@ -147,6 +149,9 @@ class FakeCluster:
         return found
 
     async def describe(self, actor: Any, timeout_s: float) -> Description:
+        if actor in self.unreached:
+            self.unreached.remove(actor)
+            raise ActorUnavailableError("the connection broke", None)
         bound = await self.ping(actor, timeout_s)
         target = actor.target
         name, node_id = next((n, node) for n, (a, node) in self.actors.items() if a is actor)

@@ -424,6 +424,17 @@ async def test_a_silent_actor_is_ended_when_a_router_starts(world: World) -> Non
     assert await ids(second.get("alice")) == ["m"]
 
 
+async def test_an_owner_that_cannot_be_reached_when_a_router_starts_is_ended(world: World) -> None:
+    first = await world.start()
+    await first.get("alice").append_message(message("m"))
+    owner = first.owner("alice")
+    await first.die()
+    world.cluster.unreached.append(owner)
+    second = await world.start()
+    assert owner.dead
+    assert await ids(second.get("alice")) == ["m"]
+
+
 # --------------------------------------------------------------------------------- migration
 
 
