@@ -129,7 +129,7 @@ class Replicas:
             await asyncio.wait_for(asyncio.to_thread(probe), PROBE_TIMEOUT_S)
         except TimeoutError:
             raise StorageError(url, f"no answer within {PROBE_TIMEOUT_S:g} s") from None
-        except OSError as error:
+        except (OSError, StorageError) as error:
             reason = f"replicas cannot be written ({error}); check the URL and the credentials"
             raise StorageError(url, reason) from error
 
