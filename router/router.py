@@ -59,7 +59,7 @@ GHOSTS_MAX: Final = 4096
 ACTIVATION_TRIES_MAX: Final = 4
 ACTIVATION_TIMEOUT_S: Final = 60.0
 # How long the file of an owner that died may stay locked while its process goes.
-LOCK_WAIT_S: Final = 5.0
+LOCK_WAIT_S: Final = 15.0
 HIBERNATE_TIMEOUT_S: Final = 30.0
 SWEEP_TIMEOUT_S: Final = 10.0
 
