@@ -5,15 +5,17 @@ Rules:
   gives up first. Only this process's clock is read, and it never goes back.
 - A router that has just started knows nothing of its predecessor's grants: every node that it has
   heard of may hold one for a whole `ttl_s`.
-- A term ends only after its lease ran out. From then on the node is granted the next term, and who
-  was bound in an earlier one is not the owner of anything. The caller makes the new term durable
-  before it gives a conversation to anyone else.
+- A term ends only after its lease ran out; who waits for that has the node renew nothing. From then
+  on the node is granted the next term, and who was bound in an earlier one is not the owner of
+  anything. The caller makes the new term durable before it gives a conversation to anyone else.
 
 Methods may be called from several threads. What it does not do: decide which nodes are alive.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 FIRST_TERM: Final = 1
@@ -39,6 +41,7 @@ class Leases:
         self.ttl_s, self._now = ttl_s, now
         self._terms: dict[str, int] = {}
         self._until: dict[str, float] = {}
+        self._withheld: Counter[str] = Counter()
         self._renewals = 0
         self._lock = threading.Lock()
 
@@ -48,13 +51,26 @@ class Leases:
             self._terms[node_id] = term
             self._until.setdefault(node_id, self._now() + self.ttl_s)
 
-    def renew(self, node_id: str) -> Grant:
-        """Grant a node its lease, from now on, in its present term."""
+    def renew(self, node_id: str) -> Grant | None:
+        """Grant a node its lease, from now on, in its present term; None while it is withheld."""
         with self._lock:
+            if self._withheld[node_id]:
+                return None
             term = self._terms.setdefault(node_id, FIRST_TERM)
             self._until[node_id] = self._now() + self.ttl_s
             self._renewals += 1
             return Grant(term, self.ttl_s)
+
+    @contextlib.contextmanager
+    def withhold(self, node_id: str) -> Iterator[None]:
+        """Renew nothing for a node meanwhile, so that its lease runs out although it lives."""
+        with self._lock:
+            self._withheld[node_id] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._withheld[node_id] -= 1
 
     @property
     def renewals(self) -> int:

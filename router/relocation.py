@@ -16,9 +16,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from sessions_actor.actor import ActivationSpec
-from sessions_actor.errors import (
-    MigrationFailedError,
-)
+from sessions_actor.errors import MigrationFailedError, NoCapacityError
 from sessions_actor.names import check_name
 
 from . import migration, reports
@@ -32,6 +30,8 @@ from .through import heed_cancelling, through
 
 # Migrations at once; those beyond wait, and their conversations are served meanwhile.
 MOVES_MAX: Final = 4
+# How often a source may make room for another conversation while its target is waited for.
+TARGET_TRIES_MAX: Final = 4
 DISCARD_TIMEOUT_S: Final = 30.0
 # How long calls that take long may go on before a seal cuts them short.
 SEAL_PATIENCE_S: Final = 5.0
@@ -120,26 +120,51 @@ class Relocation:
 
     async def _migrate(self, name: str, node_id: str | None, moving: _Moving) -> MigrationReport:
         router, began = self._router, time.monotonic()
-        async with self._turn(), router.locks.hold(name):
-            router.entry(name)
+        async with self._turn():
             await router.pool.refresh()
             if node_id is not None and node_id not in router.pool.nodes:
                 known = ", ".join(sorted(router.pool.nodes))
                 raise ValueError(f"node_id: no live node is {node_id!r}; there are {known}")
-            source = router.serving(name)
-            if source is None or not await router.is_alive(source):
-                if source is not None:
-                    await router.bury(source)
-                source = await router.activate(name)
-            choose = partial(_targets, source_node_id=source.slot.node_id, node_id=node_id)
-            slot = await router.pool.acquire(
-                name, choose, router.settings.capacity_wait_s, grow=True
-            )
-            with reports.Migration(source, slot.node_id, time.monotonic() - began) as steps:
-                moving.gauge.tell = steps.enter
-                report = await self._move(source, slot, began, moving)
-                steps.moved(report.bytes, report.messages)
-            return report
+            for _ in range(TARGET_TRIES_MAX):
+                async with router.locks.hold(name):
+                    source = await self._source(name)
+                # Waited for without the lock: the conversation is served meanwhile. A source
+                # that made room in that time is woken without the target, whose actor it may need.
+                choose = partial(_targets, source_node_id=source.slot.node_id, node_id=node_id)
+                slot = await router.pool.acquire(
+                    name, choose, router.settings.capacity_wait_s, grow=True
+                )
+                handed_on = False
+                try:
+                    async with router.locks.hold(name):
+                        handed_on = router.serving(name) is source
+                        if handed_on:
+                            return await self._report(source, slot, began, moving)
+                finally:
+                    if not handed_on:
+                        router.pool.release(slot)
+            raise NoCapacityError(len(router.pool.nodes))
+
+    async def _source(self, name: str) -> Serving:
+        """Return a conversation's owner, activating it if need be. The caller holds the lock."""
+        router = self._router
+        router.entry(name)
+        source = router.serving(name)
+        if source is None or not await router.is_alive(source):
+            if source is not None:
+                await router.bury(source)
+            source = await router.activate(name)
+        source.used_at = router.now()  # others make room for its target before it does
+        return source
+
+    async def _report(
+        self, source: Serving, slot: Slot, began: float, moving: _Moving
+    ) -> MigrationReport:
+        with reports.Migration(source, slot.node_id, time.monotonic() - began) as steps:
+            moving.gauge.tell = steps.enter
+            report = await self._move(source, slot, began, moving)
+            steps.moved(report.bytes, report.messages)
+        return report
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -312,9 +337,11 @@ def _failure(name: str, phase: str, error: Exception) -> MigrationFailedError:
 
 
 def _targets(views: list[NodeView], *, source_node_id: str, node_id: str | None) -> list[NodeView]:
+    # Where there is one actor, it is the source's.
+    able = [v for v in views if v.max_active > 1 or v.node_id != source_node_id]
     if node_id is not None:
-        return [view for view in views if view.node_id == node_id]
-    return migration_targets(views, source_node_id)
+        return [view for view in able if view.node_id == node_id]
+    return migration_targets(able, source_node_id)
 
 
 def _target_spec(router: Router, entry: Entry, slot: Slot) -> ActivationSpec:

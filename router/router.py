@@ -5,6 +5,7 @@ Rules:
   without it. The directory is written first, the actor told second, memory changed last.
 - An address that a caller found wanting is verified before anything is taken from its owner: a
   live owner keeps its conversation, a silent one is ended before another starts.
+- What makes an owner, or unmakes one, runs to its end however its caller is cancelled.
 - An owner that may still be there is followed by one on its machine, where the file's lock tells
   the two apart; elsewhere only once its node's lease has run out and the term is ended.
 
@@ -47,6 +48,7 @@ from .pool import EVICT_IDLE_S, TURN_AFTER_S, Choose, Pool
 from .replication.replicas import Replicas
 from .settings import Settings
 from .shards import WHOLE, Shard
+from .through import through
 
 # A turn: how long a busy conversation keeps its actor when others wait for one.
 TURN_S: Final = 0.5
@@ -60,6 +62,8 @@ ACTIVATION_TRIES_MAX: Final = 4
 ACTIVATION_TIMEOUT_S: Final = 60.0
 # How long the file of an owner that died may stay locked while its process goes.
 LOCK_WAIT_S: Final = 15.0
+# How often a router looks whether a node has told its machine.
+MACHINE_LOOK_S: Final = 0.05
 HIBERNATE_TIMEOUT_S: Final = 30.0
 SWEEP_TIMEOUT_S: Final = 10.0
 
@@ -127,24 +131,24 @@ class Router:
             reports.lease_refused(facts.node_id)
             return None
         self.pool.set_disk(facts.node_id, facts.disk_id, facts.machine_id)
-        reports.lease_renewed()
-        return self.leases.renew(facts.node_id)
+        grant = self.leases.renew(facts.node_id)
+        if grant is not None:
+            reports.lease_renewed()
+        return grant
 
     async def outlast(self, node_id: str) -> None:
         """Return once nobody on a node can acknowledge anything that was bound there so far.
 
-        Waits until the node's lease ran out, then ends its term. Cost: up to `lease_ttl_s`.
+        Waits until the node's lease ran out, then ends its term. A node that lives renews nothing
+        meanwhile: all that it serves is bound anew. Cost: up to `lease_ttl_s`.
         """
-        while True:
-            left_s = self.leases.left_s(node_id)
-            if left_s > 0:
-                await asyncio.sleep(left_s)
-                continue
-            term = self.leases.end_term(node_id)
-            if term is not None:
-                await self.directory.note_term(node_id, term)
-                reports.lease_lapsed(node_id, term)
-                return
+        with self.leases.withhold(node_id):
+            term = None
+            while term is None:
+                await asyncio.sleep(self.leases.left_s(node_id))
+                term = self.leases.end_term(node_id)
+            await self.directory.note_term(node_id, term)
+        reports.lease_lapsed(node_id, term)
 
     # -------------------------------------------------------------------------- resolution
 
@@ -216,6 +220,9 @@ class Router:
 
         The directory goes on naming an owner whose process was not seen to end, for `activate`.
         """
+        await through(self._bury(serving))
+
+    async def _bury(self, serving: Serving) -> None:
         reports.owner_lost(serving)
         if self._serving.get(serving.name) is serving:
             del self._serving[serving.name]
@@ -278,19 +285,25 @@ class Router:
             if entry is not None and not lost and slot.disk_id != entry.disk_id:
                 self.pool.release(slot)  # its disk was not known before
                 continue
-            try:
-                claimed = await self._claim(name, entry, slot, lost=lost)
-            except BaseException:
-                self.pool.release(slot)
-                raise
-            if claimed is None:
-                self.pool.release(slot)
-            else:
-                serving = await self.start(claimed, slot, is_new=entry is None)
-                if serving is not None:
-                    return serving
+            serving = await through(self._begin(name, entry, slot, lost=lost))
+            if serving is not None:
+                return serving
             entry, lost = self.directory.get(name), False
         raise NoCapacityError(len(self.pool.nodes))
+
+    async def _begin(
+        self, name: str, entry: Entry | None, slot: Slot, *, lost: bool
+    ) -> Serving | None:
+        """Make an actor the owner and start it; None when that failed and may be tried again."""
+        try:
+            claimed = await self._claim(name, entry, slot, lost=lost)
+        except BaseException:
+            self.pool.release(slot)
+            raise
+        if claimed is None:
+            self.pool.release(slot)
+            return None
+        return await self.start(claimed, slot, is_new=entry is None)
 
     async def succeed(self, entry: Entry) -> str | None:
         """Prepare to follow an owner that the directory names and nobody has seen end.
@@ -304,7 +317,12 @@ class Router:
             await self.directory.abandon_migration(entry.name, entry.epoch)
         if entry.node_id is None:
             return None
-        machine_id = self.pool.machine(entry.node_id)
+        while (machine_id := self.pool.machine(entry.node_id)) is None:
+            # A router that has just started hears of a node's machine when the node renews.
+            left_s = self.leases.left_s(entry.node_id)
+            if left_s <= 0 or entry.node_id not in self.pool.nodes:
+                break
+            await asyncio.sleep(min(left_s, MACHINE_LOOK_S))
         if machine_id is not None and machine_id in map(self.pool.machine, self.pool.nodes):
             return machine_id
         await self.outlast(entry.node_id)
@@ -438,6 +456,11 @@ class Router:
         patience_s: float = 0.0,
     ) -> bool:
         """Hibernate what is served, by one who holds its lock."""
+        return await through(self._let_go(serving, idle_s, resident_s, patience_s))
+
+    async def _let_go(
+        self, serving: Serving, idle_s: float | None, resident_s: float | None, patience_s: float
+    ) -> bool:
         asked = serving.slot.actor.hibernate.remote(
             serving.name,
             serving.epoch,

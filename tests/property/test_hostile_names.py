@@ -17,7 +17,7 @@ from sessions_actor.conversation import Conversation
 from sessions_actor.limits import NAME_BYTES_MAX
 from sessions_actor.names import file_stem
 
-from ..unit.test_router import World, message
+from ..unit.deployments import World, message
 
 HOSTILE = [
     "../../etc/passwd",

@@ -58,11 +58,7 @@ class People:
 
         Raises: Violation; Gone when it may be for good.
         """
-        # Waiting for an actor is bounded, also for who stands behind a move on a full node: on
-        # nodes of one actor, a move that finds no second one holds up others until it gives up.
-        full = isinstance(error, NoCapacityError)
-        unexpected = not self.world.troubled or self.world.is_long_calm
-        if not isinstance(error, allowed) or (unexpected and not full):
+        if not isinstance(error, allowed) or not self.world.troubled or self.world.is_long_calm:
             raise Violation(f"a caller was told {type(error).__name__}: {error}") from error
         self.world.trace("told", type(error).__name__)
         if any(disk.lost for disk in self.world.disks):

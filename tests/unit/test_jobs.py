@@ -16,18 +16,8 @@ from router.through import heed_cancelling
 from sessions_actor.errors import MigrationFailedError, NoCapacityError
 from sessions_actor.storage import Storage
 
+from .deployments import Deployment, World, ids, message
 from .fake_cluster import until
-from .test_router import Deployment, World, ids, message
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    found = World(tmp_path / "data")
-    found.root.mkdir()
-    yield found
-    if found.lives:
-        await found.lives[-1].jobs.close()
-        await found.lives[-1].upkeep.close()
 
 
 async def drained(life: Deployment, node_id: str = "node-0", job_id: str = "j1") -> JobReport:

@@ -18,7 +18,7 @@ from router.cli.output import Output
 from router.directory import Directory
 
 from ..test_tidy import ROOT, SOURCES
-from .test_router import World, message
+from .deployments import World, message
 
 ATTACHMENT = base64.b64encode(os.urandom(4 << 20)).decode()
 

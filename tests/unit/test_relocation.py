@@ -1,8 +1,6 @@
 """Moves of one conversation over a fake cluster: given up, failing or finished at every step."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,20 +12,11 @@ from sessions_actor.actor import ActorState
 from sessions_actor.errors import MigrationFailedError
 from sessions_actor.hosted import Phase
 
+from .deployments import Deployment, World, ids, message
 from .fake_cluster import until
-from .test_router import Deployment, World, ids, message
 
 # What the router asks of the two actors, in this order; the directory is written in between.
 STEPS = ("receive", "transfer", "seal", "promote", "discard")
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    found = World(tmp_path / "data")
-    found.root.mkdir()
-    yield found
-    if found.lives:
-        await found.lives[-1].upkeep.close()
 
 
 class Steps:
@@ -66,7 +55,7 @@ async def filled(life: Deployment, count: int = 20) -> Any:
 
 
 async def is_whole(world: World, life: Deployment, session: Any, count: int = 20) -> None:
-    """One owner with everything, one file, and every other actor idle."""
+    """One owner with everything, one file of its, and every other actor idle."""
     await session.append_message(message("after"))
     assert await ids(session) == [*(f"m{i}" for i in range(count)), "after"]
     states = [a.target.ping().state for a, _ in world.cluster.actors.values() if not a.dead]
@@ -76,8 +65,11 @@ async def is_whole(world: World, life: Deployment, session: Any, count: int = 20
     assert entry is not None
     assert entry.state is State.ACTIVE
     await life.router.sweep(life.router.disk_id)
-    assert list(world.root.glob("conversations/*/*.sqlite")) == [world.root / entry.file]
+    file = world.root / entry.file
+    assert list(file.parent.glob("*.sqlite")) == [file]
     assert not life.relocation.progress("alice")
+    taken = [slot.name for slot in life.router.pool.slots if slot.name is not None]
+    assert sorted(taken) == sorted(serving.name for serving in life.router.servings())
 
 
 @pytest.mark.parametrize("by", ["ticket", "name", "caller"])
@@ -125,6 +117,64 @@ async def test_cancelled_while_it_waits_for_an_actor(world: World) -> None:
     assert life.relocation.cancel("alice")
     with pytest.raises(MigrationFailedError, match="cancelled"):
         await moving
+    await is_whole(world, life, session)
+
+
+async def test_nobody_stands_behind_a_move_that_waits_for_an_actor(world: World) -> None:
+    life = await world.start(max_active=1, capacity_wait_s=30)
+    session = await filled(life)
+    moving = asyncio.ensure_future(life.relocation.migrate("alice"))
+    await until(lambda: life.router.pool._waiters)
+    life.owner("alice").die()
+    await asyncio.wait_for(session.append_message(message("meanwhile")), 10)
+    await asyncio.wait_for(life.get("bob").append_message(message("m")), 10)
+    assert life.relocation.cancel("alice")
+    await asyncio.gather(moving, return_exceptions=True)
+
+
+async def test_a_source_that_makes_room_while_its_move_waits_is_woken_and_moved(
+    world: World,
+) -> None:
+    life = await world.start(max_active=2, capacity_wait_s=30)
+    session = await filled(life)
+    await life.get("bob").append_message(message("m"))
+    acquire = life.router.pool.acquire
+
+    async def acquire_late(name: str, *args: Any, **kwargs: Any) -> Any:
+        slot = await acquire(name, *args, **kwargs)
+        serving = life.router.serving("alice")
+        if serving is not None and not evicted:
+            evicted.append(await life.router.let_go(serving))
+        return slot
+
+    evicted: list[bool] = []
+    life.router.pool.acquire = acquire_late  # type: ignore[method-assign]
+    report = await asyncio.wait_for(life.relocation.migrate("alice"), 20)
+    assert evicted == [True]
+    assert report.epoch == 4, "bob's is 2; 3 is that of the source which was woken"
+    await is_whole(world, life, session)
+
+
+@pytest.mark.parametrize("step", ["activate", "hibernate", "ping"])
+async def test_an_owner_in_the_making_is_not_left_half_made(world: World, step: str) -> None:
+    life = await world.start(max_active=2)
+    session = await filled(life)
+    if step == "activate":
+        await life.administration.hibernate("alice")
+    steps = Steps(world, step)
+    if step == "ping":
+        life.owner("alice").die()
+    serving = life.router.serving("alice")
+    if step == "hibernate":
+        assert serving is not None
+        asking = asyncio.ensure_future(life.router.let_go(serving))
+    else:
+        asking = asyncio.ensure_future(life.relocation.migrate("alice"))  # type: ignore[arg-type]
+    await steps.reached.wait()
+    asking.cancel()
+    await asyncio.sleep(0)
+    steps.go_on.set()
+    await asyncio.wait([asking])
     await is_whole(world, life, session)
 
 

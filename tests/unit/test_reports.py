@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from sessions_actor.logs import LOGGER, configure
 from sessions_actor.storage import Storage
 from sessions_actor.telemetry import Counter, Histogram
 
+from .deployments import World, message
 from .fake_cluster import until
-from .test_router import World, message
 
 Events = Callable[[], list[dict[str, Any]]]
 SECRET = "what nobody else should read"
@@ -31,15 +31,6 @@ SECRET = "what nobody else should read"
 def _nobody_else_looks() -> None:
     """Actors that other tests killed in this process still look at their files."""
     meters.REGISTRY._before.clear()
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    found = World(tmp_path / "data")
-    found.root.mkdir()
-    yield found
-    if found.lives:
-        await found.lives[-1].upkeep.close()
 
 
 @pytest.fixture

@@ -1,109 +1,22 @@
 """The router over a fake cluster: real actors and files, deaths and restarts at will."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from router.administration import Administration
-from router.agent import NodeFacts
 from router.directory import Directory, Owner, State
-from router.jobs import Jobs
-from router.leases import Leases
 from router.relocation import Relocation
-from router.router import Router
-from router.settings import Settings
-from router.upkeep import Upkeep
 from sessions_actor.actor import ActivationSpec, ActorState
-from sessions_actor.channel import Address
-from sessions_actor.disk import machine_id
 from sessions_actor.errors import (
     ConversationNotFoundError,
     MigrationFailedError,
     NoCapacityError,
     StorageCorruptError,
 )
-from sessions_actor.handle import ConversationHandle
-from sessions_actor.overload import Bounds
 
-from .fake_cluster import FakeActor, FakeCluster, until
-
-
-class Deployment:
-    """One life of a router over a cluster that outlives it."""
-
-    call_timeout_s = 10.0
-    bounds = Bounds()
-
-    def __init__(self, root: Path, cluster: FakeCluster, **settings: Any) -> None:
-        chosen = {"storage_root": root, "warm_actors": 0, "max_active": 4, "lease_ttl_s": 0.2}
-        self.settings = Settings(**(chosen | settings))
-        self.cluster = cluster
-        self.directory = Directory(root)
-        self.leases = Leases(self.settings.lease_ttl_s, asyncio.get_running_loop().time)
-        self.router = Router(self.settings, root, self.directory, cluster, self.leases)
-        self.upkeep = Upkeep(self.router)
-        self.administration = Administration(self.router)
-        self.relocation = Relocation(self.router)
-        self.jobs = Jobs(self.router, self.relocation, bytes_min=1)
-
-    async def resolve(self, name: str, failed: Address | None) -> Address:
-        return await self.router.resolve(name, None if failed is None else failed.epoch)
-
-    async def succession(self, name: str, epoch: int, wait_s: float) -> Any:
-        return await self.router.succession(name, epoch, wait_s)
-
-    async def die(self) -> None:
-        """End as a killed process does: nothing is put in order."""
-        assert self.upkeep._tending is not None
-        self.upkeep._tending.cancel()
-        await self.jobs.close()
-        await self.router.pool.close()
-        self.directory.close()
-
-    def get(self, name: str) -> Any:
-        return ConversationHandle(name, self).session()
-
-    def owner(self, name: str) -> FakeActor:
-        serving = self.router.serving(name)
-        assert serving is not None
-        actor: FakeActor = serving.slot.actor
-        return actor
-
-
-class World:
-    """A cluster of nodes on one shared disk, or on disks of their own."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.cluster = FakeCluster({"node-0": root})
-        self.lives: list[Deployment] = []
-
-    async def start(self, **settings: Any) -> Deployment:
-        life = Deployment(self.root, self.cluster, **settings)
-        await life.upkeep.start("node-0")
-        await life.jobs.resume()
-        self.lives.append(life)
-        return life
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    found = World(tmp_path / "data")
-    found.root.mkdir()
-    yield found
-    if found.lives:
-        await found.lives[-1].upkeep.close()
-
-
-def message(name: str) -> dict[str, Any]:
-    return {"id": name, "role": "user", "parts": [{"type": "text", "text": name}]}
-
-
-async def ids(session: Any) -> list[str]:
-    return [m["id"] async for m in session.history()]
+from .deployments import Deployment, World, ids, message
+from .fake_cluster import until
 
 
 async def test_the_first_call_creates_and_the_next_finds(world: World) -> None:
@@ -591,105 +504,3 @@ async def test_limits_on_clients_hold_in_every_actor_a_conversation_moves_to(wor
             await session.append_message(two, source="client")
         await life.relocation.migrate("alice")
     assert (await session.append_message(two)).inserted
-
-
-# ------------------------------------------------------------------------------------ leases
-
-
-class TwoMachines:
-    """Two nodes that mount one disk, each on a machine of its own."""
-
-    def __init__(self, world: World) -> None:
-        self.world, self.cluster = world, world.cluster
-        self.cluster.roots["node-1"] = world.root
-        self.cluster.machines = {"node-0": machine_id(), "node-1": "another"}
-
-    def lose(self, node_id: str) -> None:
-        """Cut a node off: the cluster forgets it, what runs there goes on."""
-        del self.cluster.roots[node_id]
-
-    async def owner_on(self, life: Deployment, node_id: str) -> FakeActor:
-        """Make a conversation that a node's actor serves."""
-        other = next(n for n in self.cluster.roots if n != node_id)
-        life.router.pool.set_draining(other, True)
-        await life.router.resolve("alice")
-        life.router.pool.set_draining(other, False)
-        serving = life.router.serving("alice")
-        assert serving is not None
-        assert serving.slot.node_id == node_id
-        return life.owner("alice")
-
-
-@pytest.fixture
-def machines(world: World) -> TwoMachines:
-    return TwoMachines(world)
-
-
-def facts(node_id: str) -> NodeFacts:
-    return NodeFacts(node_id, "disk", "another")
-
-
-async def test_another_machine_takes_over_only_after_the_lease_ran_out(machines, world):
-    life = await world.start(lease_ttl_s=0.3)
-    actor = await machines.owner_on(life, "node-1")
-    assert life.leases.renew("node-1").term == 1
-    granted = life.router.now()
-    machines.lose("node-1")
-    actor.silent = True
-    address = await life.router.resolve("alice", 1)
-    assert life.router.now() - granted >= 0.3
-    assert (address.epoch, life.leases.term("node-1")) == (2, 2)
-    assert life.directory.nodes()["node-1"].term == 2
-    assert life.router.renew(facts("node-1")) is None
-
-
-async def test_a_router_that_starts_waits_for_leases_of_the_one_before(machines, world):
-    first = await world.start(lease_ttl_s=0.3)
-    await machines.owner_on(first, "node-1")
-    await first.die()
-    owner = next(actor for actor, node in world.cluster.actors.values() if node == "node-1")
-    machines.lose("node-1")
-    owner.silent = True
-    started = asyncio.get_running_loop().time()
-    second = await world.start(lease_ttl_s=0.3)
-    owner.die()  # its file's lock is free; whether it still acknowledges is not known
-    await second.router.resolve("alice")
-    assert second.router.now() - started >= 0.3
-    assert second.leases.term("node-1") == 2
-
-
-async def test_on_the_same_machine_the_files_lock_is_enough(world: World) -> None:
-    world.cluster.roots["node-1"] = world.root
-    world.cluster.machines = {"node-0": machine_id(), "node-1": machine_id()}
-    life = await world.start(lease_ttl_s=60.0)
-    machines = TwoMachines.__new__(TwoMachines)
-    machines.world, machines.cluster = world, world.cluster
-    actor = await machines.owner_on(life, "node-1")
-    life.leases.renew("node-1")
-    machines.lose("node-1")
-    actor.die()
-    address = await asyncio.wait_for(life.router.resolve("alice", 1), 10)
-    assert address.epoch == 2
-    assert life.leases.term("node-1") == 1
-
-
-async def test_an_owner_whose_term_ended_is_not_given_out(machines, world) -> None:
-    life = await world.start(lease_ttl_s=0.05)
-    await machines.owner_on(life, "node-1")
-    life.leases.renew("node-1")
-    await life.router.outlast("node-1")
-    world.cluster.leases["node-1"].grant(2, 0.0, 1e6)
-    address = await life.router.resolve("alice", 1)
-    assert address.epoch == 2
-
-
-async def test_a_deleted_conversation_of_a_lost_node_is_gone_for_good(machines, world) -> None:
-    life = await world.start(lease_ttl_s=0.3)
-    actor = await machines.owner_on(life, "node-1")
-    life.leases.renew("node-1")
-    granted = life.router.now()
-    machines.lose("node-1")
-    actor.die()
-    await life.router.pool.refresh()
-    assert await life.administration.delete("alice")
-    assert life.router.now() - granted >= 0.3

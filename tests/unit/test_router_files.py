@@ -8,10 +8,8 @@ from router import migration, relocation
 from router.relocation import Relocation
 from sessions_actor.errors import MigrationFailedError, StorageError
 
+from .deployments import World, ids, message
 from .fake_cluster import FakeActor
-from .test_router import World, ids, message, world
-
-__all__ = ["world"]
 
 
 async def test_a_migration_asked_again_does_not_take_over_the_waste_of_the_first(

@@ -1,24 +1,12 @@
 """What a plan is made from: all that disks hold, the largest of each, and whatever is active."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from router import survey as module
 from router.balance import DiskLoad, Held
 from router.survey import survey
 
-from .test_router import World, message
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> Any:
-    found = World(tmp_path / "data")
-    found.root.mkdir()
-    yield found
-    if found.lives:
-        await found.lives[-1].upkeep.close()
+from .deployments import World, message
 
 
 async def test_a_survey_counts_everything_and_offers_the_largest(
