@@ -30,7 +30,7 @@ from .through import heed_cancelling, through
 
 # Migrations at once; those beyond wait, and their conversations are served meanwhile.
 MOVES_MAX: Final = 4
-# How often a source may make room for another conversation while its target is waited for.
+# How often a source may go, as when it hibernates, while an actor for its target is waited for.
 TARGET_TRIES_MAX: Final = 4
 DISCARD_TIMEOUT_S: Final = 30.0
 # How long calls that take long may go on before a seal cuts them short.
@@ -121,6 +121,7 @@ class Relocation:
     async def _migrate(self, name: str, node_id: str | None, moving: _Moving) -> MigrationReport:
         router, began = self._router, time.monotonic()
         async with self._turn():
+            router.entry(name)
             await router.pool.refresh()
             if node_id is not None and node_id not in router.pool.nodes:
                 known = ", ".join(sorted(router.pool.nodes))
@@ -128,21 +129,20 @@ class Relocation:
             for _ in range(TARGET_TRIES_MAX):
                 async with router.locks.hold(name):
                     source = await self._source(name)
-                # Waited for without the lock: the conversation is served meanwhile. A source
-                # that made room in that time is woken without the target, whose actor it may need.
+                # Waited for without the lock: the conversation is served meanwhile. And never
+                # the other way round: who holds the lock may need this very actor.
                 choose = partial(_targets, source_node_id=source.slot.node_id, node_id=node_id)
-                slot = await router.pool.acquire(
-                    name, choose, router.settings.capacity_wait_s, grow=True
-                )
-                handed_on = False
-                try:
-                    async with router.locks.hold(name):
-                        handed_on = router.serving(name) is source
-                        if handed_on:
-                            return await self._report(source, slot, began, moving)
-                finally:
-                    if not handed_on:
-                        router.pool.release(slot)
+                if not choose(router.pool.views()):
+                    break
+                with router.keep(name):
+                    slot = await router.pool.acquire(
+                        name, choose, router.settings.capacity_wait_s, grow=True
+                    )
+                if router.locks.is_held(name) or router.serving(name) is not source:
+                    router.pool.release(slot)
+                    continue
+                async with router.locks.hold(name):
+                    return await self._report(source, slot, began, moving)
             raise NoCapacityError(len(router.pool.nodes))
 
     async def _source(self, name: str) -> Serving:
@@ -154,7 +154,6 @@ class Relocation:
             if source is not None:
                 await router.bury(source)
             source = await router.activate(name)
-        source.used_at = router.now()  # others make room for its target before it does
         return source
 
     async def _report(

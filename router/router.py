@@ -13,8 +13,9 @@ What it does not do: touch messages. It is asked on a miss, never on the data pa
 """
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Callable
+import contextlib
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from sessions_actor.errors import (
     StorageCorruptError,
     StorageError,
 )
+from sessions_actor.hosted import Ended
 from sessions_actor.names import check_name
 from sessions_actor.replica import ReplicaSpec
 from sessions_actor.retry import is_lost, is_out_of_reach
@@ -115,6 +117,7 @@ class Router:
         self.disk_id = disk_id(root)
         self._serving: dict[str, Serving] = {}
         self._ghosts: OrderedDict[str, float] = OrderedDict()
+        self._kept: Counter[str] = Counter()
         self.now: Callable[[], float] = asyncio.get_running_loop().time
         self.following = Following(self.now)
         self._activated = asyncio.Event()
@@ -456,11 +459,6 @@ class Router:
         patience_s: float = 0.0,
     ) -> bool:
         """Hibernate what is served, by one who holds its lock."""
-        return await through(self._let_go(serving, idle_s, resident_s, patience_s))
-
-    async def _let_go(
-        self, serving: Serving, idle_s: float | None, resident_s: float | None, patience_s: float
-    ) -> bool:
         asked = serving.slot.actor.hibernate.remote(
             serving.name,
             serving.epoch,
@@ -481,6 +479,12 @@ class Router:
         if isinstance(result, Refusal):
             serving.used_at = self.now() - result.idle_s
             return False
+        await through(self._ended(serving, result))
+        reports.hibernated(serving, self._reason(idle_s), result.file_bytes)
+        return True
+
+    async def _ended(self, serving: Serving, result: Ended) -> None:
+        """Note that an owner let go, and take its actor back."""
         del self._serving[serving.name]
         if result.followed:
             self.following.follow(serving.name, serving.address)
@@ -492,8 +496,6 @@ class Router:
             position=result.position,
         )
         self.pool.release(serving.slot)
-        reports.hibernated(serving, self._reason(idle_s), result.file_bytes)
-        return True
 
     def _reason(self, idle_s: float | None) -> str:
         """Say why a conversation was let go, from how long it had to be idle for that."""
@@ -501,12 +503,24 @@ class Router:
             return "asked"
         return "idle" if idle_s >= self.settings.idle_timeout_s else "evicted"
 
+    @contextlib.contextmanager
+    def keep(self, name: str) -> Iterator[None]:
+        """Have a conversation make room for no other meanwhile."""
+        self._kept[name] += 1
+        try:
+            yield
+        finally:
+            self._kept[name] -= 1
+            if not self._kept[name]:
+                del self._kept[name]
+
     async def _evict(self, node_id: str, *, idle_s: float, turn: bool = False) -> bool:
         """Free an actor on a node; see `pool.Evict`."""
         resident_s = TURN_S if turn else None
         tries = 0
         for serving in self.servings():
-            if serving.slot.node_id != node_id or self.locks.is_held(serving.name):
+            name = serving.name
+            if serving.slot.node_id != node_id or self._kept[name] or self.locks.is_held(name):
                 continue
             if await self.let_go(serving, idle_s=idle_s, resident_s=resident_s):
                 self._ghosts[serving.name] = self.now()

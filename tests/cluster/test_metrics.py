@@ -109,13 +109,18 @@ async def test_what_was_done_is_counted(deploy: Deploy, three_nodes: dict[str, s
         def is_counted() -> bool:
             nonlocal now
             now = scrape()
-            return all(
-                rise(name, **{label: value}) >= (1 if count is None else count)
+            lacking[:] = [
+                (name, label, value)
                 for (name, label, value), count in expected.items()
-            )
+                if rise(name, **{label: value}) < (1 if count is None else count)
+            ]
+            return not lacking
 
-        now = before
-        await until(is_counted, "everything that was done is counted", 60)
+        now, lacking = before, list(expected)
+        try:
+            await until(is_counted, "everything that was done is counted", 60)
+        except AssertionError:
+            pytest.fail(f"not counted: {lacking}")
         for (name, label, value), count in expected.items():
             if count is not None:
                 assert rise(name, **{label: value}) == count, (name, label, value)

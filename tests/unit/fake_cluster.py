@@ -33,6 +33,7 @@ class FakeActor:
         self.target = target
         self.dead = False
         self.silent = False
+        self._ended = asyncio.Event()
         self.calls: list[str] = []
         self._under_way: set[asyncio.Task[Any]] = set()
 
@@ -54,7 +55,8 @@ class FakeActor:
         if self.dead:
             raise ActorDiedError
         if self.silent:
-            await asyncio.Event().wait()
+            await self._ended.wait()
+            raise ActorDiedError
         args = tuple([await a if isinstance(a, asyncio.Future) else a for a in args])
         work = asyncio.ensure_future(_awaited(getattr(self.target, name)(*args, **kwargs)))
         while not work.done() and not self.dead:
@@ -69,6 +71,7 @@ class FakeActor:
         if self.dead:
             return
         self.dead = True
+        self._ended.set()
         hosted = self.target._hosted
         if hosted is not None:
             hosted.storage.close()

@@ -4,6 +4,9 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 
+import pytest
+import ray
+
 from sessions_actor.metrics_export import MetricsExport
 from sessions_actor.telemetry import Counter, Gauge, Histogram, Kind, Registry
 
@@ -99,16 +102,20 @@ async def test_a_receiver_that_fails_harms_nobody() -> None:
     export.end()
 
 
-async def test_without_a_cluster_or_when_turned_off_nothing_runs() -> None:
+async def test_without_a_cluster_or_when_turned_off_nothing_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     registry, counter, _, _ = registry_of_three()
     counter.inc("a")
     received = Receiver()
+    before = asyncio.all_tasks()
     for export in (
         MetricsExport("actor", registry=registry),  # this process is in no cluster
         MetricsExport("actor", registry=registry, enabled=False, make=received.make),
     ):
         export.begin()
-        assert len(asyncio.all_tasks()) == 1
+        assert asyncio.all_tasks() == before
         export.end()
     assert received.made == []
     assert [sample.value for sample in registry.drain()] == [1.0], "nothing was taken"

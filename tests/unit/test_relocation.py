@@ -7,9 +7,10 @@ import pytest
 
 from router import migration
 from router.directory import State
+from router.pool import EVICT_IDLE_S
 from router.through import through
 from sessions_actor.actor import ActorState
-from sessions_actor.errors import MigrationFailedError
+from sessions_actor.errors import MigrationFailedError, NoCapacityError
 from sessions_actor.hosted import Phase
 
 from .deployments import Deployment, World, ids, message
@@ -106,42 +107,71 @@ async def test_cancelled_at_any_step_one_owner_has_everything(
     assert serving.epoch == (2 if switched else 1)
 
 
-async def test_cancelled_while_it_waits_for_an_actor(world: World) -> None:
-    life = await world.start(max_active=1, capacity_wait_s=30)
-    session = await filled(life)
+async def waiting_for_an_actor(life: Deployment) -> Any:
+    """A move whose target's actor is a frozen one's, on a node of two."""
+    await life.get("bob").append_message(message("m"))
+    life.owner("bob").silent = True
     moving = asyncio.ensure_future(life.relocation.migrate("alice"))
     await until(lambda: life.router.pool._waiters)
+    return moving
+
+
+async def test_cancelled_while_it_waits_for_an_actor(world: World) -> None:
+    life = await world.start(max_active=2, capacity_wait_s=30)
+    session = await filled(life)
+    moving = await waiting_for_an_actor(life)
     progress = life.relocation.progress("alice")
     assert progress is not None
     assert (progress.phase, progress.bytes, progress.bytes_total) == ("waiting", 0, None)
     assert life.relocation.cancel("alice")
     with pytest.raises(MigrationFailedError, match="cancelled"):
         await moving
+    life.owner("bob").die()
+    await until(lambda: life.router.serving("bob") is None)
     await is_whole(world, life, session)
 
 
 async def test_nobody_stands_behind_a_move_that_waits_for_an_actor(world: World) -> None:
-    life = await world.start(max_active=1, capacity_wait_s=30)
+    life = await world.start(max_active=2, capacity_wait_s=30, lease_ttl_s=60)
     session = await filled(life)
-    moving = asyncio.ensure_future(life.relocation.migrate("alice"))
-    await until(lambda: life.router.pool._waiters)
+    moving = await waiting_for_an_actor(life)
     life.owner("alice").die()
     await asyncio.wait_for(session.append_message(message("meanwhile")), 10)
-    await asyncio.wait_for(life.get("bob").append_message(message("m")), 10)
-    assert life.relocation.cancel("alice")
-    await asyncio.gather(moving, return_exceptions=True)
+    await asyncio.wait_for(life.administration.hibernate("alice"), 10)
+    await asyncio.wait_for(session.append_message(message("again")), 10)
+    moving.cancel()
+    await asyncio.wait([moving])
+    life.owner("bob").die()
 
 
-async def test_a_source_that_makes_room_while_its_move_waits_is_woken_and_moved(
+async def test_on_a_node_of_one_actor_a_conversation_cannot_move(world: World) -> None:
+    life = await world.start(max_active=1, capacity_wait_s=30)
+    session = await filled(life)
+    for node_id in (None, "node-0"):
+        with pytest.raises(NoCapacityError):
+            await asyncio.wait_for(life.relocation.migrate("alice", node_id), 10)
+    await is_whole(world, life, session)
+
+
+async def test_a_conversation_makes_no_room_for_its_own_move(world: World) -> None:
+    life = await world.start(max_active=2)
+    session = await filled(life)
+    world.cluster.start_delay_s = 0.3  # longer than it takes to hibernate the idle source
+    await until(lambda: life.router.now() - life.router.servings()[0].used_at > EVICT_IDLE_S)
+    report = await life.relocation.migrate("alice")
+    assert report.epoch == 2
+    await is_whole(world, life, session)
+
+
+async def test_a_source_that_hibernates_while_its_move_waits_is_woken_and_moved(
     world: World,
 ) -> None:
     life = await world.start(max_active=2, capacity_wait_s=30)
     session = await filled(life)
-    await life.get("bob").append_message(message("m"))
     acquire = life.router.pool.acquire
 
-    async def acquire_late(name: str, *args: Any, **kwargs: Any) -> Any:
-        slot = await acquire(name, *args, **kwargs)
+    async def acquire_late(*args: Any, **kwargs: Any) -> Any:
+        slot = await acquire(*args, **kwargs)
         serving = life.router.serving("alice")
         if serving is not None and not evicted:
             evicted.append(await life.router.let_go(serving))
@@ -151,7 +181,7 @@ async def test_a_source_that_makes_room_while_its_move_waits_is_woken_and_moved(
     life.router.pool.acquire = acquire_late  # type: ignore[method-assign]
     report = await asyncio.wait_for(life.relocation.migrate("alice"), 20)
     assert evicted == [True]
-    assert report.epoch == 4, "bob's is 2; 3 is that of the source which was woken"
+    assert report.epoch == 3, "2 is that of the source which was woken"
     await is_whole(world, life, session)
 
 
