@@ -160,7 +160,7 @@ class Administration:
                 router.forget(serving)
                 await self._discard(serving)
             if entry.node_id is not None and entry.node_id not in router.pool.nodes:
-                await router.outlast(entry.node_id)
+                await router.take_over.outlast(entry.node_id)
             await router.directory.finish_delete(name, entry.epoch)
             if router.failover is not None:
                 await router.failover.deleted(entry)

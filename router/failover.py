@@ -124,9 +124,9 @@ class FailOver:
         """Make sure that nobody acknowledges anything for a conversation any more."""
         router = self._router
         if entry.node_id is not None:
-            await router.outlast(entry.node_id)
+            await router.take_over.outlast(entry.node_id)
         if entry.state is not State.HIBERNATED:
-            await router.settle(entry)
+            await router.take_over.settle(entry)
 
     async def claim(self, entry: Entry, slot: Slot) -> Entry | None:
         """Restore a conversation to an actor's disk and give it to that actor.

@@ -6,8 +6,7 @@ Rules:
 - An address that a caller found wanting is verified before anything is taken from its owner: a
   live owner keeps its conversation, a silent one is ended before another starts.
 - What makes an owner, or unmakes one, runs to its end however its caller is cancelled.
-- An owner that may still be there is followed by one on its machine, where the file's lock tells
-  the two apart; elsewhere only once its node's lease has run out and the term is ended.
+- An owner that may still be there is followed as `take_over` says.
 
 What it does not do: touch messages. It is asked on a miss, never on the data path.
 """
@@ -50,6 +49,7 @@ from .pool import EVICT_IDLE_S, TURN_AFTER_S, Choose, Pool
 from .replication.replicas import Replicas
 from .settings import Settings
 from .shards import WHOLE, Shard
+from .take_over import TakeOver
 from .through import through
 
 # A turn: how long a busy conversation keeps its actor when others wait for one.
@@ -64,8 +64,6 @@ ACTIVATION_TRIES_MAX: Final = 4
 ACTIVATION_TIMEOUT_S: Final = 60.0
 # How long the file of an owner that died may stay locked while its process goes.
 LOCK_WAIT_S: Final = 15.0
-# How often a router looks whether a node has told its machine.
-MACHINE_LOOK_S: Final = 0.05
 HIBERNATE_TIMEOUT_S: Final = 30.0
 SWEEP_TIMEOUT_S: Final = 10.0
 
@@ -114,6 +112,7 @@ class Router:
             is_leased=lambda node_id: leases.left_s(node_id) >= LEASE_LOW * leases.ttl_s,
             shard=shard,
         )
+        self.take_over = TakeOver(directory, leases, self.pool)
         self.disk_id = disk_id(root)
         self._serving: dict[str, Serving] = {}
         self._ghosts: OrderedDict[str, float] = OrderedDict()
@@ -138,20 +137,6 @@ class Router:
         if grant is not None:
             reports.lease_renewed()
         return grant
-
-    async def outlast(self, node_id: str) -> None:
-        """Return once nobody on a node can acknowledge anything that was bound there so far.
-
-        Waits until the node's lease ran out, then ends its term. A node that lives renews nothing
-        meanwhile: all that it serves is bound anew. Cost: up to `lease_ttl_s`.
-        """
-        with self.leases.withhold(node_id):
-            term = None
-            while term is None:
-                await asyncio.sleep(self.leases.left_s(node_id))
-                term = self.leases.end_term(node_id)
-            await self.directory.note_term(node_id, term)
-        reports.lease_lapsed(node_id, term)
 
     # -------------------------------------------------------------------------- resolution
 
@@ -266,7 +251,7 @@ class Router:
         lost = False
         if entry is not None and entry.state is not State.HIBERNATED:
             lost = await self._is_lost(entry)
-            machine_id = None if lost else await self.succeed(entry)
+            machine_id = None if lost else await self.take_over.succeed(entry)
             entry = self.directory.get(name)
         ghost = self._ghosts.pop(name, None)
         grow = ghost is not None and self.now() - ghost < GHOST_S
@@ -307,30 +292,6 @@ class Router:
             self.pool.release(slot)
             return None
         return await self.start(claimed, slot, is_new=entry is None)
-
-    async def succeed(self, entry: Entry) -> str | None:
-        """Prepare to follow an owner that the directory names and nobody has seen end.
-
-        Returns: the machine whose file locks keep the two apart; None when nothing is left of it.
-        """
-        if entry.state is State.DELETING:
-            await self.directory.finish_delete(entry.name, entry.epoch)
-            return None
-        if entry.state is State.MIGRATING:
-            await self.directory.abandon_migration(entry.name, entry.epoch)
-        if entry.node_id is None:
-            return None
-        while (machine_id := self.pool.machine(entry.node_id)) is None:
-            # A router that has just started hears of a node's machine when the node renews.
-            left_s = self.leases.left_s(entry.node_id)
-            if left_s <= 0 or entry.node_id not in self.pool.nodes:
-                break
-            await asyncio.sleep(min(left_s, MACHINE_LOOK_S))
-        if machine_id is not None and machine_id in map(self.pool.machine, self.pool.nodes):
-            return machine_id
-        await self.outlast(entry.node_id)
-        await self.settle(entry)
-        return None
 
     async def _is_lost(self, entry: Entry) -> bool:
         """Say whether a conversation must come back from its replica; see `FailOver.takes`."""
@@ -584,17 +545,6 @@ class Router:
             except TimeoutError:  # that actor is busy or frozen; the files lie well until later
                 return
             await self.directory.removed([one for one in waste if one.file in gone])
-
-    async def settle(self, entry: Entry) -> None:
-        """Bring the row of a conversation that nobody serves to rest."""
-        if entry.state is State.DELETING:
-            await self.directory.finish_delete(entry.name, entry.epoch)
-            return
-        if entry.state is State.MIGRATING:
-            await self.directory.abandon_migration(entry.name, entry.epoch)
-        await self.directory.hibernate(
-            entry.name, entry.epoch, file_bytes=None, last_active_at=None
-        )
 
 
 def _is_locked(error: Any) -> bool:

@@ -103,7 +103,7 @@ class Upkeep:
                 await router.cluster.kill(actor)  # silent: it may hold files that others need
         for entry in entries.values():
             if entry.state is State.DELETING or entry.actor in let_go or self._is_locked_out(entry):
-                await router.settle(entry)
+                await router.take_over.settle(entry)
             elif entry.state is State.MIGRATING:
                 await router.directory.abandon_migration(entry.name, entry.epoch)
 

@@ -15,6 +15,7 @@ from router.directory import Directory
 from router.leases import Leases
 from router.locks import NameLocks
 from router.router import Router
+from router.take_over import TakeOver
 from router.upkeep import Upkeep
 from sessions_actor import transfer_steps
 from sessions_actor.actor import ConversationActor
@@ -204,10 +205,10 @@ def _no_look_at_an_owner() -> list[Patch]:
 
 
 def _death_taken_for_granted() -> list[Patch]:
-    async def succeed(self: Router, entry: Any) -> None:
+    async def succeed(self: TakeOver, entry: Any) -> None:
         await self.settle(entry)
 
-    return [(Router, "succeed", succeed)]
+    return [(TakeOver, "succeed", succeed)]
 
 
 MUTANTS = (

@@ -68,7 +68,7 @@ async def test_an_owner_whose_term_ended_is_not_given_out(machines, world) -> No
     life = await world.start(lease_ttl_s=0.05)
     await machines.owner_on(life, "node-1")
     life.leases.renew("node-1")
-    await life.router.outlast("node-1")
+    await life.router.take_over.outlast("node-1")
     world.cluster.leases["node-1"].grant(2, 0.0, 1e6)
     address = await life.router.resolve("alice", 1)
     assert address.epoch == 2
@@ -93,7 +93,7 @@ async def test_a_node_that_lives_and_renews_is_outlasted_all_the_same(machines, 
     assert life.router.renew(here).term == 1
 
     began = life.router.now()
-    waiting = asyncio.create_task(life.router.outlast("node-1"))
+    waiting = asyncio.create_task(life.router.take_over.outlast("node-1"))
     await until(lambda: (grant := life.router.renew(here)) is not None and grant.term == 2, 10)
     assert life.router.now() - began >= 0.2
     await waiting
@@ -104,7 +104,7 @@ async def test_waiting_for_a_lease_may_be_given_up_and_the_node_renews_again(mac
     await machines.owner_on(life, "node-1")
     here = facts("node-1")
     assert life.router.renew(here) is not None
-    waiting = [asyncio.create_task(life.router.outlast("node-1")) for _ in range(2)]
+    waiting = [asyncio.create_task(life.router.take_over.outlast("node-1")) for _ in range(2)]
     for task in waiting:
         await until(lambda: life.router.renew(here) is None)
         task.cancel()
@@ -120,7 +120,7 @@ async def test_a_router_that_starts_hears_of_a_machine_before_it_gives_an_owner_
     entry = life.directory.get("alice")
     life.router.pool._machines.clear()  # as a router knows them whose predecessor noted none
     life.leases.expect("node-1", 1)
-    succeeding = asyncio.create_task(life.router.succeed(entry))
+    succeeding = asyncio.create_task(life.router.take_over.succeed(entry))
     await asyncio.sleep(0)
     for node in ("node-0", "node-1"):
         life.router.renew(NodeFacts(node, disk_id(world.root), machine_id()))
