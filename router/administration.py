@@ -165,7 +165,7 @@ class Administration:
             if router.failover is not None:
                 await router.failover.deleted(entry)
         reports.deleted(name, entry.epoch)
-        await router.sweep(entry.disk_id)
+        await router.sweeping.sweep(entry.disk_id)
         return True
 
     async def _discard(self, serving: Serving) -> None:

@@ -298,7 +298,7 @@ class Relocation:
 
     async def _sweep(self, disk_id: str) -> None:
         with contextlib.suppress(Exception):  # it is tried again from time to time
-            await self._router.sweep(disk_id)
+            await self._router.sweeping.sweep(disk_id)
 
     # ------------------------------------------------------------- moves that jobs are made of
 

@@ -49,6 +49,7 @@ from .pool import EVICT_IDLE_S, TURN_AFTER_S, Choose, Pool
 from .replication.replicas import Replicas
 from .settings import Settings
 from .shards import WHOLE, Shard
+from .sweeping import Sweeping
 from .take_over import TakeOver
 from .through import through
 
@@ -65,7 +66,6 @@ ACTIVATION_TIMEOUT_S: Final = 60.0
 # How long the file of an owner that died may stay locked while its process goes.
 LOCK_WAIT_S: Final = 15.0
 HIBERNATE_TIMEOUT_S: Final = 30.0
-SWEEP_TIMEOUT_S: Final = 10.0
 
 assert EVICT_IDLE_S < TURN_AFTER_S < TURN_S
 
@@ -119,6 +119,7 @@ class Router:
         self._kept: Counter[str] = Counter()
         self.now: Callable[[], float] = asyncio.get_running_loop().time
         self.following = Following(self.now)
+        self.sweeping = Sweeping(directory, self.pool, self.now)
         self._activated = asyncio.Event()
         self.failover = None if replicas is None else FailOver(self, replicas, self.now)
 
@@ -533,18 +534,6 @@ class Router:
     def adopt(self, serving: Serving) -> None:
         """Give out an owner that an earlier router made."""
         self._serving[serving.name] = serving
-
-    async def sweep(self, disk: str) -> None:
-        """Remove files that no conversation needs any more from a disk."""
-        waste = self.directory.waste(disk)
-        slot = self.pool.slot_on_disk(disk)
-        if waste and slot is not None:
-            asked = answer(slot.actor.remove_files.remote([one.file for one in waste]))
-            try:
-                gone = set(await asyncio.wait_for(asked, SWEEP_TIMEOUT_S))
-            except TimeoutError:  # that actor is busy or frozen; the files lie well until later
-                return
-            await self.directory.removed([one for one in waste if one.file in gone])
 
 
 def _is_locked(error: Any) -> bool:

@@ -238,7 +238,7 @@ class Upkeep:
                     draining=node.draining,
                     machine_id=node.machine_id,
                 )
-                await router.sweep(node.disk_id)
+                await router.sweeping.sweep(node.disk_id)
         if router.failover is not None:
             await _quietly(router.failover.remove_spent())
         await pool.trim()

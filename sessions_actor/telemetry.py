@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
@@ -44,7 +45,7 @@ class Sample(NamedTuple):
     value: float
 
 
-class _Family:
+class _Family(ABC):
     """One metric with all its label values.
 
     Args: `role` names the processes that record it, when only some do: "router", "actor".
@@ -68,13 +69,13 @@ class _Family:
     def _labelled(self, values: Labels) -> dict[str, str]:
         return dict(zip(self.labels, values, strict=True))
 
+    @abstractmethod
     def drain(self) -> Iterator[Sample]:
         """Yield what is to be sent on now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reset(self) -> None:
         """Forget everything."""
-        raise NotImplementedError
 
 
 class Counter(_Family):

@@ -22,6 +22,7 @@ from typing import Any, Final
 import router.agent
 import router.migration
 import router.pool
+import router.sweeping
 import router.upkeep
 from router.client import Client
 from router.directory import CONVERSATIONS_FOLDER, Directory, Entry, State
@@ -50,6 +51,8 @@ FEED_S: Final = 90.0
 TIDY_S: Final = 2.5
 SETTLE_TRIES: Final = 14
 LOOK_AROUND_S: Final = 2.0
+# Virtual seconds after which no order to make a file is on its way any more.
+LATE_S: Final = 12.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +187,7 @@ class World:
         router.migration.ROWS_LEFT_MAX = rng.choice((0, 64))
         router.agent.RENEWALS_PER_TTL = 2
         channel.SUSPECT_AFTER_S, channel.COLLECT_WAIT_S = rng.choice(((1.0, 0.5), (3.0, 2.0)))
+        router.sweeping.LATE_S = LATE_S
         router.pool.PATIENCE_S, router.upkeep.LOOK_AROUND_S = 0.08, LOOK_AROUND_S
         for number in range(rng.choice((2, 3)) if zombies else rng.choice((1, 2, 2, 3))):
             self.clients.append(

@@ -65,7 +65,7 @@ async def is_whole(world: World, life: Deployment, session: Any, count: int = 20
     entry = life.directory.get("alice")
     assert entry is not None
     assert entry.state is State.ACTIVE
-    await life.router.sweep(life.router.disk_id)
+    await life.router.sweeping.sweep(life.router.disk_id)
     file = world.root / entry.file
     assert list(file.parent.glob("*.sqlite")) == [file]
     assert not life.relocation.progress("alice")

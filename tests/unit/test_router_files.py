@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router import migration, relocation
+from router import migration, relocation, sweeping
 from router.relocation import Relocation
 from sessions_actor.errors import MigrationFailedError, StorageError
 
@@ -39,9 +39,47 @@ async def test_a_migration_asked_again_does_not_take_over_the_waste_of_the_first
     await life.relocation.migrate("alice")
     await session.append_message(message("n"))
     await life.administration.hibernate("alice")
-    await life.router.sweep(life.router.disk_id)
-    assert life.directory.waste(life.router.disk_id) == []
+    await life.router.sweeping.sweep(life.router.disk_id)
+    entry = life.directory.get("alice")
+    assert entry is not None
+    assert list(world.root.glob("conversations/*/*.sqlite")) == [world.root / entry.file]
     assert await ids(session) == ["m", "n"]
+
+
+async def test_a_file_that_is_made_again_by_one_who_comes_late_is_removed_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = await world.start()
+    files = []
+    for name in ("alice", "bob"):
+        await life.get(name).append_message(message("m"))
+        entry = life.directory.get(name)
+        assert entry is not None
+        files.append(world.root / entry.file)
+        await life.administration.delete(name)
+    assert not any(file.exists() for file in files)
+    files[0].write_bytes(b"of an order that was long on its way")
+    disk_id = life.router.disk_id
+    await life.router.sweeping.sweep(disk_id)
+    assert files[0].exists(), "not yet: it is looked after in its time"
+    monkeypatch.setattr(sweeping, "LATE_S", 0.0)
+    await life.router.sweeping.sweep(disk_id)
+    assert not files[0].exists()
+    assert life.directory.waste(disk_id) == []
+
+
+async def test_more_files_are_removed_than_are_kept_in_mind_at_a_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeping, "SWEEP_MAX", 2)
+    life = await world.start()
+    for number in range(5):
+        await life.get(f"c{number}").append_message(message("m"))
+    for number in range(5):
+        await life.administration.delete(f"c{number}")
+    for _ in range(3):
+        await life.router.sweeping.sweep(life.router.disk_id)
+    assert not list(world.root.glob("conversations/*/*.sqlite"))
 
 
 async def test_a_conversation_whose_file_is_missing_does_not_start_empty(world: World) -> None:
