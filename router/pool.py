@@ -109,7 +109,10 @@ class Pool:
         return gone
 
     def set_disk(self, node_id: str, disk_id: str, machine_id: str) -> None:
-        """Note which disk a node mounts, and on which machine it runs."""
+        """Note which disk a node mounts, and on which machine it runs.
+
+        May be called from another thread; idle actors of another disk are ended soon after.
+        """
         self._disks[node_id], self._machines[node_id] = disk_id, machine_id
 
     def machine(self, node_id: str) -> str | None:
@@ -194,7 +197,7 @@ class Pool:
         return slot
 
     def release(self, slot: Slot) -> None:
-        """Take back an actor that is idle again."""
+        """Take back an actor that is idle again; one of a disk that its node lost is ended."""
         if self._slots.get(slot.actor_name) is slot:
             slot.name = None
             slot.idle_since = asyncio.get_running_loop().time()
@@ -266,6 +269,7 @@ class Pool:
 
     def _assign(self) -> None:
         """Give idle actors to those who wait, first come first served."""
+        self._drop_strangers()
         waiting = []
         for waiter in self._waiters:
             if waiter.found.done():
@@ -277,6 +281,13 @@ class Pool:
             slot.name = ""  # taken; the waiter names it when it wakes
             waiter.found.set_result(slot)
         self._waiters = waiting
+
+    def _drop_strangers(self) -> None:
+        """End idle actors that describe a disk which their node does not mount any more."""
+        for slot in self.slots:
+            if slot.name is None and slot.disk_id != self._disks.get(slot.node_id):
+                self.discard(slot)
+                self._spawn(self._cluster.kill(slot.actor))
 
     def _idle_for(self, waiter: _Waiter) -> Slot | None:
         if all(slot.name is not None for slot in self._slots.values()):

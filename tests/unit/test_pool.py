@@ -193,3 +193,21 @@ async def test_a_caller_that_gives_up_leaves_the_actor_to_others(rigs: Any) -> N
     with contextlib.suppress(asyncio.CancelledError):
         rig.pool.release(await waiting)  # Python 3.11 lets a result that was there win
     assert await rig.pool.acquire("c", ANY, 1) is slot
+
+
+@pytest.mark.parametrize("busy", [False, True])
+async def test_an_actor_of_a_disk_that_its_node_lost_is_not_given_out(
+    rigs: Any, busy: bool
+) -> None:
+    rig = await rigs(max_active=1)
+    old = await rig.pool.acquire("a", ANY, 5)
+    if not busy:
+        rig.pool.release(old)
+    rig.pool.set_disk("node-0", "another", "machine")
+    if busy:
+        rig.pool.release(old)
+    (rig.cluster.roots["node-0"] / "disk-id").write_text("another")
+    found = await rig.pool.acquire("b", ANY, 5)
+    assert found.disk_id == "another"
+    await until(lambda: old.actor.dead)
+    assert rig.pool.slots == [found]

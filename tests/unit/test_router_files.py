@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from router import migration, relocation, sweeping
+from router.agent import NodeFacts
 from router.relocation import Relocation
+from sessions_actor.disk import disk_id
 from sessions_actor.errors import MigrationFailedError, StorageError
 
 from .deployments import World, ids, message
@@ -100,3 +102,19 @@ async def test_a_conversation_whose_file_is_missing_does_not_start_empty(world: 
         await ids(session)
     assert await life.administration.delete("alice")
     assert await ids(session) == []  # a new one
+
+
+async def test_a_disk_that_came_in_place_of_another_is_named_by_what_is_made_on_it(
+    world: World,
+) -> None:
+    """The actor that stands ready knew the disk before: it would be noted as the new file's."""
+    life = await world.start()
+    await life.get("alice").append_message(message("m"))
+    await life.administration.hibernate("alice")
+    (world.root / "disk-id").unlink()
+    new = disk_id(world.root)
+    life.router.renew(NodeFacts("node-0", new, "machine"))
+    await life.get("bob").append_message(message("m"))
+    entry = life.directory.get("bob")
+    assert entry is not None
+    assert entry.disk_id == new
