@@ -7,7 +7,7 @@ that match the directory, has others let go, and settles what was half done.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 from sessions_actor.actor import ActorState, Binding, Description
 from sessions_actor.disk import machine_id
@@ -17,7 +17,7 @@ from . import reports
 from .cluster import Slot, answer, slot_of
 from .directory import Entry, State
 from .leases import FIRST_TERM, LEASE_LOW
-from .router import Router, Serving
+from .router import HIBERNATE_TIMEOUT_S, Router, Serving
 
 TEND_S: Final = 1.0
 LOOK_AROUND_S: Final = 5.0
@@ -93,7 +93,8 @@ class Upkeep:
         )
         entries = {entry.name: entry for entry in router.directory.unsettled()}
         let_go: set[str] = set()
-        for (actor_name, actor), one in zip(found, described, strict=True):
+
+        async def settle(actor_name: str, actor: Any, one: Description | BaseException) -> None:
             if isinstance(one, Description):
                 slot = slot_of(actor_name, actor, one)
                 adopted = await self._adopt(slot, one, entries)
@@ -101,6 +102,14 @@ class Upkeep:
                     let_go.add(actor_name)
             elif not is_lost(one) or is_out_of_reach(one):
                 await router.cluster.kill(actor)  # silent: it may hold files that others need
+
+        settled = await asyncio.gather(
+            *(settle(*who, one) for who, one in zip(found, described, strict=True)),
+            return_exceptions=True,
+        )
+        for error in settled:
+            if error is not None:
+                raise error
         for entry in entries.values():
             if entry.state is State.DELETING or entry.actor in let_go or self._is_locked_out(entry):
                 await router.take_over.settle(entry)
@@ -133,8 +142,8 @@ class Upkeep:
         if entry.state is State.MIGRATING:
             await router.directory.abandon_migration(entry.name, entry.epoch)
         try:
-            await answer(slot.actor.unseal.remote(entry.name, entry.epoch))
-        except Exception:  # it died this moment
+            await _in_time(slot.actor.unseal.remote(entry.name, entry.epoch))
+        except Exception:  # it died this moment, or hangs
             return False
         slot.name = entry.name
         router.pool.add(slot)
@@ -153,9 +162,9 @@ class Upkeep:
         """
         try:
             if bound.state is ActorState.RECEIVING:
-                await answer(slot.actor.discard.remote(bound.name, bound.epoch))
+                await _in_time(slot.actor.discard.remote(bound.name, bound.epoch))
             elif bound.state is not ActorState.IDLE:
-                await answer(slot.actor.hibernate.remote(bound.name, bound.epoch))
+                await _in_time(slot.actor.hibernate.remote(bound.name, bound.epoch))
         except Exception:  # whatever it is: only an idle actor is of use
             await self._router.cluster.kill(slot.actor)
             return False
@@ -243,6 +252,14 @@ class Upkeep:
             await _quietly(router.failover.remove_spent())
         await pool.trim()
         pool.keep_warm()
+
+
+async def _in_time(asked: Any) -> None:
+    """Wait for an actor to do what it was told, but not for ever: nobody is served meanwhile.
+
+    Raises: TimeoutError; what the actor raised.
+    """
+    await asyncio.wait_for(answer(asked), HIBERNATE_TIMEOUT_S)
 
 
 async def _quietly(work: Awaitable[None]) -> None:
