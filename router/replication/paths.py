@@ -13,8 +13,9 @@ activation that finds its own file as it was left goes on in the same line.
 """
 
 from dataclasses import dataclass
+from string import ascii_letters, digits
 from typing import Final, Self
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from sessions_actor.names import file_stem
 
@@ -26,6 +27,13 @@ RECORD_SUFFIX: Final = ".json"
 # What the engine takes; for the first two this package also lists, reads and removes.
 SCHEMES: Final = ("file", "s3", "gs", "abs", "sftp", "oss", "webdav", "webdavs", "nats")
 SCHEMES_LISTED: Final = ("file", "s3")
+
+# What stands for itself in the path of a URL, and in the folder of a namespace. The engine quotes
+# some others where it makes a folder, and does not where it makes the key of an object.
+PATH_MARKS: Final = "-._~+=@,:/"
+PATH_KEPT: Final = frozenset(ascii_letters + digits + PATH_MARKS)
+NAMESPACE_KEPT: Final = frozenset(ascii_letters + digits + "-._")
+assert NAMESPACE_KEPT | {"~"} < PATH_KEPT
 
 # Parts of a URL that say how to reach it and must not be told to everyone who asks.
 SECRET_OPTIONS: Final = ("access-key-id", "secret-access-key", "accessKeyId", "secretAccessKey")
@@ -53,6 +61,10 @@ class ReplicaUrl:
         if parts.username or parts.password or parts.fragment:
             raise ValueError("replica_url holds no user and no fragment; credentials come from"
                              " the environment of the nodes")  # fmt: skip
+        odd = "".join(sorted(set(parts.path) - PATH_KEPT))
+        if odd:
+            raise ValueError(f"the path of a replica_url holds {odd!r}: letters, digits and"
+                             f" {PATH_MARKS} mean the same to every store")  # fmt: skip
         if any(option in parse_qs(parts.query) for option in SECRET_OPTIONS):
             raise ValueError("replica_url holds no keys; they come from the environment of the"
                              " nodes (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)")  # fmt: skip
@@ -88,7 +100,19 @@ class ReplicaUrl:
 
 def deployment_url(url: str, namespace: str) -> ReplicaUrl:
     """Return where a deployment's replicas lie; namespaces keep deployments apart."""
-    return ReplicaUrl.parse(url).below(quote(namespace, safe=""))
+    return ReplicaUrl.parse(url).below(folder_of(namespace))
+
+
+def folder_of(namespace: str) -> str:
+    """Return a namespace as the name of a folder that no URL and no store writes another way.
+
+    Letters, digits and `-`, `.`, `_` stand for themselves, the bytes of all else are `~` and hex.
+    """
+    kept = NAMESPACE_KEPT - {"."} if namespace.strip(".") == "" else NAMESPACE_KEPT
+    return "".join(
+        one if one in kept else "".join(f"~{byte:02X}" for byte in one.encode())
+        for one in namespace
+    )
 
 
 def number(value: int) -> str:
@@ -133,4 +157,4 @@ def directory_url(base: ReplicaUrl, line: int) -> ReplicaUrl:
 def local_path(url: ReplicaUrl) -> str:
     """Return the folder that a file:// URL names."""
     assert url.scheme == "file"
-    return unquote(url.path)
+    return url.path

@@ -14,7 +14,7 @@ import pytest
 from router import Settings
 from router.replication.daemon import Daemon
 from router.replication.objects import open_objects
-from router.replication.paths import ReplicaUrl
+from router.replication.paths import ReplicaUrl, conversation_key
 from router.replication.replicas import Record, Replicas
 from router.replication.restore import check_restored, restore
 from sessions_actor import open_object
@@ -270,13 +270,16 @@ async def test_a_store_that_cannot_be_used_is_told_at_the_start(
         await replicas(no_bucket).check()
 
 
-async def test_records_and_lines_are_found_and_removed(relay: Relay, tmp_path: Path) -> None:
-    settings = Settings(
-        storage_root=tmp_path,
-        durability=Durability.REPLICATED,
-        replica_url=url_of(relay, "found"),
-    )
-    replicas = Replicas(settings, "sessions")
+@pytest.mark.parametrize("namespace", ["sessions", "team a:1/b+c~é"])
+@pytest.mark.parametrize("scheme", ["s3", "file"])
+async def test_records_and_lines_are_found_and_removed(
+    relay: Relay, tmp_path: Path, scheme: str, namespace: str
+) -> None:
+    """The engine and this package mean the same place, whatever characters lead there."""
+    path = f"far/{tmp_path.name}/a-b.c_d~e+f=g@h,i:j"
+    url = url_of(relay, path) if scheme == "s3" else f"file://{tmp_path}/{path}"
+    settings = Settings(storage_root=tmp_path, durability=Durability.REPLICATED, replica_url=url)
+    replicas = Replicas(settings, namespace)
     async with running(Daemon(tmp_path, TERMS)):
         for generation in (3, 8):
             alice = Activation(
@@ -299,5 +302,7 @@ async def test_records_and_lines_are_found_and_removed(relay: Relay, tmp_path: P
     assert all(record is not None and record.name == "alice" for _, record in found)
     assert [line.generation for line in await replicas.lines("alice")] == [3, 8]
     await replicas.remove("alice", 3)
+    left = await asyncio.to_thread(replicas.objects.names, conversation_key("alice"))
+    assert left == ["0000000000000008.json", "0000000000000008/"]
     assert [line.generation for line in await replicas.lines("alice")] == [8]
     assert [g async for _, g, _ in replicas.records()] == [8]

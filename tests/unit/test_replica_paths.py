@@ -1,11 +1,14 @@
 """Where replicas lie."""
 
+from urllib.parse import quote, unquote
+
 import pytest
 
 from router.replication.paths import (
     ReplicaUrl,
     deployment_url,
     directory_url,
+    folder_of,
     line_key,
     line_url,
     number,
@@ -17,10 +20,28 @@ from router.replication.paths import (
 def test_a_line_is_named_by_conversation_and_generation() -> None:
     base = deployment_url("s3://bucket/deep/?endpoint=http://h:9&force-path-style=true", "a/b")
     url = str(line_url(base, "alice", 18))
-    assert url.startswith("s3://bucket/deep/a%2Fb/conversations/")
+    assert url.startswith("s3://bucket/deep/a~2Fb/conversations/")
     assert url.endswith("/0000000000000012?endpoint=http://h:9&force-path-style=true")
     assert line_key("alice", 18) in url
     assert record_key("alice", 18) == line_key("alice", 18) + ".json"
+
+
+def test_the_folder_of_a_namespace_is_written_the_same_way_everywhere() -> None:
+    namespaces = ["sessions", "a.b-c_1", "a b", "a~20b", "a%20b", "a+b", "é", "a/b", ".", "..", ""]
+    folders = [folder_of(namespace) for namespace in namespaces]
+    assert folders[:3] == ["sessions", "a.b-c_1", "a~20b"]
+    assert len(set(folders)) == len(folders)
+    for folder in folders:
+        assert quote(folder, safe="") == folder == unquote(folder)
+        assert folder not in (".", "..")
+
+
+@pytest.mark.parametrize(
+    "url", ["file:///mnt/a%20b", "s3://bucket/a%2Fb", "file:///mnt/a b", "s3://b/é"]
+)
+def test_a_path_that_stores_would_write_in_two_ways_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="mean the same to every store"):
+        ReplicaUrl.parse(url)
 
 
 def test_no_two_conversations_or_generations_share_a_line() -> None:
