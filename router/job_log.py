@@ -243,6 +243,14 @@ class JobLog:
             )
         )
 
+    async def learn_disk(self, job_id: str, disk_id: str) -> None:
+        """Note which disk the node of a drain mounts."""
+        await self._storage.submit(
+            lambda: self._storage.write(
+                "UPDATE jobs SET disk_id = ? WHERE id = ?", (disk_id, job_id)
+            )
+        )
+
     async def open(self, node_id: str) -> None:
         """Note that a node takes conversations again."""
         await self._storage.submit(

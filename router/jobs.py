@@ -14,7 +14,7 @@ Rules:
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar
 
@@ -324,11 +324,11 @@ class Jobs:
     async def _drain(self, run: _Run) -> None:
         """Empty a node in passes, until one finds nothing that it could still try."""
 
-        async def empty(item: tuple[str, bool]) -> None:
-            name, copies = item
+        async def empty(item: tuple[str, str | None]) -> None:
+            name, disk_id = item
             if run.tries[name] < TRIES:
-                moved = await self._attempt(run, name, lambda: self._bring_off(run, name, copies))
-                if moved and copies:
+                moved = await self._attempt(run, name, lambda: self._bring_off(name, disk_id))
+                if moved and disk_id is not None:
                     del run.tries[name]  # it is off the disk, and need not be remembered
             elif name not in run.failed:
                 await self._fail(run, name, "it came back: no other node could serve it")
@@ -338,40 +338,58 @@ class Jobs:
         while run.attempts > attempts:
             attempts = run.attempts
             await self._router.pool.refresh()
+            await self._learn_disk(run)
             run.left, held = self._held(run.job)
             await each(held, empty, MOVES_MAX)
         run.left = 0
 
-    def _held(self, job: Job) -> tuple[int, AsyncIterator[tuple[str, bool]]]:
-        """List what a node holds: how many, their names, and whether their files have to move.
+    async def _learn_disk(self, run: _Run) -> None:
+        """Learn which disk a node mounts that has not told, and remember it beyond its end."""
+        for view in self._router.pool.views():
+            if view.node_id != run.job.node_id:
+                continue
+            disk = view.disk_id or await self._meet(view)
+            if disk is not None and disk != run.job.disk_id:
+                run.job = replace(run.job, disk_id=disk)
+                await self._log.learn_disk(run.job.id, disk)
 
-        Raises: NodeGoneError when the node is gone and took its disk along.
+    def _held(self, job: Job) -> tuple[int, AsyncIterator[tuple[str, str | None]]]:
+        """List what a node holds: how many, their names, each with the disk it has to leave, if so.
+
+        Raises: NodeGoneError when the node is gone and took its disk along; RuntimeError when it
+            is not known which disk that is.
         """
         router, node_id = self._router, job.node_id
         assert node_id is not None
         views = {view.node_id: view for view in router.pool.views()}
-        disk = views[node_id].disk_id if node_id in views else job.disk_id
+        disk = job.disk_id
         served = [s.name for s in router.servings() if s.slot.node_id == node_id]
+        if disk is None and node_id not in views:
+            raise NodeGoneError("the node is gone, and did not tell which disk it mounted")
+        if disk is None:
+            raise RuntimeError(
+                "which disk the node mounts is not known: no actor could start there"
+            )
         others = [v for v in views.values() if v.disk_id == disk and v.node_id != node_id]
-        if disk is None or any(not view.draining for view in others):
-            return len(served), _in_turn((name, False) for name in served)
+        if any(not view.draining for view in others):
+            return len(served), _in_turn((name, None) for name in served)
         count = router.directory.count_on_disk(disk)
         if node_id not in views and not others and count:
             raise NodeGoneError(f"the node is gone, and {count} conversations are on its disk")
         return count, self._on_disk(disk)
 
-    async def _on_disk(self, disk_id: str) -> AsyncIterator[tuple[str, bool]]:
+    async def _on_disk(self, disk_id: str) -> AsyncIterator[tuple[str, str | None]]:
         after: str | None = None
         while page := self._router.directory.on_disk(disk_id, after, DRAIN_PAGE):
             after = page[-1].name
             for entry in page:
-                yield entry.name, True
+                yield entry.name, disk_id
             await asyncio.sleep(0)
 
-    async def _bring_off(self, run: _Run, name: str, copies: bool) -> MigrationReport | None:
-        """Bring one conversation off a node; where the file stays it wakes elsewhere."""
-        if copies:
-            if self._router.entry(name).disk_id != run.job.disk_id:  # somebody moved it meanwhile
+    async def _bring_off(self, name: str, disk_id: str | None) -> MigrationReport | None:
+        """Bring one conversation off a disk; None: its file stays there, and it wakes elsewhere."""
+        if disk_id is not None:
+            if self._router.entry(name).disk_id != disk_id:  # somebody moved it meanwhile
                 raise ConversationNotFoundError(name)
             return await self._relocation.resettle(name)
         await self._relocation.put_to_sleep(name)
@@ -401,17 +419,19 @@ class Jobs:
 
             await each(_in_turn(moves), carry_out, MOVES_MAX)
 
-    async def _meet(self, node: NodeView) -> None:
-        """Learn which disk a node mounts, from an actor on it; one that has no room stays out."""
+    async def _meet(self, node: NodeView) -> str | None:
+        """Learn which disk a node mounts, from an actor on it; None when it can have none now."""
 
         def only(views: list[NodeView]) -> list[NodeView]:
             return [view for view in views if view.node_id == node.node_id]
 
         pool = self._router.pool
         try:
-            pool.release(await pool.acquire("", only, MEET_TIMEOUT_S, grow=True))
+            slot = await pool.acquire("", only, MEET_TIMEOUT_S, grow=True)
         except Exception:
-            return
+            return None
+        pool.release(slot)
+        return slot.disk_id
 
     async def _carry_out(self, move: Move) -> MigrationReport | None:
         entry = self._router.entry(move.name)
@@ -427,13 +447,13 @@ class Jobs:
     async def _attempt(
         self, run: _Run, name: str, move: Callable[[], Awaitable[MigrationReport | None]]
     ) -> bool:
-        """Move one conversation and note what came of it; says whether there is nothing left."""
+        """Move one conversation and note what came of it; says whether this moved it."""
         run.tries[name] += 1
         run.attempts += 1
         try:
             report = await move()
-        except ConversationNotFoundError:
-            return True
+        except ConversationNotFoundError:  # deleted, or moved by somebody
+            return False
         except Exception as error:
             await self._fail(run, name, str(error) or type(error).__name__)
             return False
