@@ -275,6 +275,7 @@ class ConversationActor:
                 await hosted.seal(patience_s)
             elif not await hosted.yield_if_idle(idle_s=idle_s, resident_s=resident_s):
                 return Refusal(hosted.idle_s)
+            hosted.storage.thaw()  # after a move that was given up: its end may write
             return await self._end(hosted)
 
     async def _end(self, hosted: Hosted) -> Ended:
@@ -415,12 +416,14 @@ class ConversationActor:
     # --------------------------------------------------------------------------- migration
 
     async def seal(self, name: str, epoch: int, patience_s: float) -> None:
-        """Let callers of the source wait; returns when nothing is under way any more.
+        """Let callers of the source wait; nothing writes to its file any more when this returns.
 
-        Raises: StaleEpochError.
+        Raises: StaleEpochError, OutputGateBrokenError.
         """
         async with self._change:
-            await self._hosting(name, epoch).seal(patience_s)
+            hosted = self._hosting(name, epoch)
+            await hosted.seal(patience_s)
+            hosted.freeze()
 
     async def unseal(self, name: str, epoch: int) -> None:
         """Serve again; nothing happens when another activation is bound."""

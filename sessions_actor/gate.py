@@ -101,6 +101,7 @@ class Gate:
         self._broken: SessionsActorError | None = None
         self._confirmation: Confirmation | None = None
         self._closed = False
+        self._frozen: SessionsActorError | None = None
         self._on_commit: list[Callable[[], None]] = []
         self._on_rollback: list[Callable[[], None]] = []
         self._on_broken: list[Callable[[SessionsActorError], None]] = []
@@ -145,6 +146,19 @@ class Gate:
         A later owner who stamped a higher one breaks this gate with StaleEpochError.
         """
         self._epoch = epoch
+
+    def freeze(self, error: SessionsActorError) -> None:
+        """Commit what is open, and refuse every op from now on with an error, until `thaw()`.
+
+        Who copies the file reads the last of it then; reads that are no ops go on.
+        Raises: OutputGateBrokenError when that commit fails.
+        """
+        self.flush()
+        self._frozen = error
+
+    def thaw(self) -> None:
+        """Take ops again."""
+        self._frozen = None
 
     def confirm_with(self, confirmation: Confirmation) -> None:
         """Have every group confirmed after its commit, before anyone who waits wakes."""
@@ -330,6 +344,8 @@ class Gate:
     def _begin(self) -> None:
         """Open the group."""
         self.check()
+        if self._frozen is not None:
+            raise type(self._frozen)(*self._frozen.args)
         try:
             self._execute(_BEGIN)
             self._open = True

@@ -8,6 +8,8 @@ Rules:
   travelled with it; its outcome is collected later.
 - SERVING takes calls. SEALED lets them wait: it ends either in SERVING again or in ENDED. ENDED
   refuses them with StaleEpochError: the caller finds the next owner.
+- While the last of a file is copied it is frozen: what outlived the seal, a call or a task of the
+  hosted class, writes no more, and no such call is acknowledged, whatever it comes to.
 """
 
 import asyncio
@@ -187,6 +189,7 @@ class Hosted:
         self._load = Load(bounds)
         self._on_lost = on_lost
         self._phase = Phase.SERVING
+        self._freezes = 0
         self._moved = asyncio.Event()
         self._quiet = asyncio.Event()
         if activation.replica is not None:
@@ -322,15 +325,19 @@ class Hosted:
             return answer
 
     async def _outcome(self, part: Part) -> Answer:
+        freezes = self._freezes
         try:
-            return Answer(wire.OK, await self._invoke(part))
+            answer = Answer(wire.OK, await self._invoke(part))
         except asyncio.CancelledError:
             return Answer(wire.CUT, b"")  # by a seal
         except Exception as error:
             if self._phase is Phase.ENDED and isinstance(error, RuntimeError):
                 return Answer(wire.CUT, b"")  # the file was closed under it
-            reports.call_failed(self.name, self.epoch, part.method, error)
-            return Answer(wire.ERROR, wire.dump_error(error))
+            if self._freezes == freezes:
+                reports.call_failed(self.name, self.epoch, part.method, error)
+            answer = Answer(wire.ERROR, wire.dump_error(error))
+        # One that outlived a seal may have run in part: another owner may not know of it.
+        return answer if self._freezes == freezes else Answer(wire.CUT, b"")
 
     async def _invoke(self, part: Part) -> bytes:
         method = wire.METHODS.get(part.method)
@@ -450,6 +457,15 @@ class Hosted:
         self._enter(Phase.SEALED)
         await self._settle()
 
+    def freeze(self) -> None:
+        """Keep the file as it is from now on, until `unseal`; it is sealed.
+
+        Raises: OutputGateBrokenError.
+        """
+        assert self._phase is not Phase.SERVING
+        self.storage.freeze(MigratingError(self.name, SEALED_WAIT_S))
+        self._freezes += 1
+
     def _note_late(self) -> None:
         """Tell followers of the feed to read again: nobody announced what is true by now."""
         if self.remains.log is not None:
@@ -468,6 +484,7 @@ class Hosted:
     def unseal(self) -> None:
         """Take calls again."""
         if self._phase is Phase.SEALED:
+            self.storage.thaw()
             self._enter(Phase.SERVING)
 
     async def yield_if_idle(self, *, idle_s: float, resident_s: float | None) -> bool:

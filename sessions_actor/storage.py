@@ -79,7 +79,7 @@ class Storage:
 
     `sql`, `kv` and `meta` are its three faces. Async methods wait until what they did or saw is
     durable; the others do not, and their caller waits with `durable()` before telling anyone.
-    `perform`, `submit`, `durable` and `reserve` are the gate's own methods.
+    `perform`, `submit`, `durable`, `reserve`, `freeze` and `thaw` are the gate's own methods.
 
     Args:
         path: the file; it and missing folders are made.
@@ -119,6 +119,8 @@ class Storage:
         self.submit = self._gate.submit
         self.durable = self._gate.durable
         self.reserve = self._gate.reserve
+        self.freeze = self._gate.freeze
+        self.thaw = self._gate.thaw
         self.sql = SqlStorage(self._db, self._gate)
         self.kv = KeyValue(self._db, self._gate, self.fetch)
         self.meta = Meta(self)

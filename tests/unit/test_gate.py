@@ -12,6 +12,7 @@ import apsw
 import pytest
 
 from sessions_actor.errors import (
+    MigratingError,
     OutputGateBrokenError,
     QuotaExceededError,
     StaleEpochError,
@@ -449,3 +450,20 @@ def test_a_loop_in_one_op_is_stopped_at_the_quota_not_at_its_end(small: Storage)
 def test_a_quota_is_a_positive_number_of_bytes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="quota_bytes"):
         Storage(tmp_path / "a.sqlite", quota_bytes=0)
+
+
+async def test_a_frozen_gate_commits_what_is_open_and_takes_no_ops_until_it_thaws(
+    storage: Storage,
+) -> None:
+    storage.perform(add(storage, "before"))
+    storage.freeze(MigratingError("a", 1.0))
+    assert not storage.pending
+    with pytest.raises(MigratingError):
+        storage.perform(add(storage, "during"))
+    with pytest.raises(MigratingError):
+        await storage.submit(add(storage, "during"))
+    assert texts(storage) == ["before"]
+    storage.thaw()
+    await storage.submit(add(storage, "after"))
+    assert texts(storage) == ["before", "after"]
+    storage.freeze(MigratingError("a", 1.0))
