@@ -13,11 +13,16 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from sessions_actor.actor import ActivationSpec
-from sessions_actor.errors import MigrationFailedError, NoCapacityError
+from sessions_actor.errors import (
+    MigrationFailedError,
+    NoCapacityError,
+    ReplicaUnavailableError,
+)
 from sessions_actor.names import check_name
+from sessions_actor.retry import is_out_of_reach
 
 from . import migration, reports
 from .cluster import Slot, answer, unwrapped
@@ -25,14 +30,18 @@ from .directory import Entry, Owner, file_of
 from .migration import Copied, End, Gauge
 from .models import MigrationProgress, MigrationReport
 from .placement import NodeView, migration_targets
+from .replication.restore import RESTORE_TIMEOUT_S
 from .router import Router, Serving
-from .through import heed_cancelling, through
+from .through import heed_cancelling, made, through
 
 # Migrations at once; those beyond wait, and their conversations are served meanwhile.
 MOVES_MAX: Final = 4
 # How often a source may go, as when it hibernates, while an actor for its target is waited for.
 TARGET_TRIES_MAX: Final = 4
 DISCARD_TIMEOUT_S: Final = 30.0
+RETRY_S: Final = 0.1
+# How long a target may take to make its file, and to start without a replica of its own.
+START_TIMEOUT_S: Final = 60.0
 # How long calls that take long may go on before a seal cuts them short.
 SEAL_PATIENCE_S: Final = 5.0
 
@@ -179,7 +188,7 @@ class Relocation:
         finally:
             self._moves -= 1
             async with self._move_ended:
-                self._move_ended.notify()
+                self._move_ended.notify_all()
 
     def _moves_max(self) -> int:
         capacity = sum(view.max_active for view in self._router.pool.views())
@@ -209,7 +218,7 @@ class Relocation:
         async def finish() -> MigrationReport:
             switched = await self._switch(source, slot, target, entry)
             if router.failover is not None:
-                await router.failover.completed(switched, position)
+                await made(router.failover.completed(switched, position))
             moving.gauge.enter("switched")
             moving.report = MigrationReport(
                 name=name,
@@ -234,29 +243,57 @@ class Relocation:
 
         Returns: what was copied, and up to where the target's own replica is complete.
         """
-        await answer(slot.actor.receive.remote(spec))
+        router = self._router
+        both = (source.slot.actor, slot.actor)
+        hearing = [asyncio.ensure_future(self._end_when_silent(actor)) for actor in both]
+        try:
+            await asyncio.wait_for(answer(slot.actor.receive.remote(spec)), START_TIMEOUT_S)
 
-        async def seal() -> None:
-            gauge.tell(reports.SEALING)
-            await answer(source.slot.actor.seal.remote(source.name, source.epoch, SEAL_PATIENCE_S))
+            async def seal() -> None:
+                gauge.tell(reports.SEALING)
+                asked = source.slot.actor.seal.remote(source.name, source.epoch, SEAL_PATIENCE_S)
+                await answer(asked)
 
-        ends = (
-            End(source.slot.actor, source.name, source.epoch),
-            End(slot.actor, spec.name, spec.epoch),
-        )
-        copied = await self._copy(source.name, *ends, seal, gauge)
-        position: int = await answer(slot.actor.promote.remote(spec.name, spec.epoch))
-        return copied, position
+            ends = (
+                End(source.slot.actor, source.name, source.epoch),
+                End(slot.actor, spec.name, spec.epoch),
+            )
+            copied = await self._copy(source.name, *ends, seal, gauge)
+            # Its first replica is made of the whole file.
+            bound_s = START_TIMEOUT_S if router.failover is None else RESTORE_TIMEOUT_S
+            asked = answer(slot.actor.promote.remote(spec.name, spec.epoch))
+            position: int = await asyncio.wait_for(asked, bound_s)
+            return copied, position
+        finally:
+            for task in hearing:
+                task.cancel()
+
+    async def _end_when_silent(self, actor: Any) -> None:
+        """End an actor that says nothing for a lease: what is asked of it fails, not waits."""
+        router = self._router
+        period_s = router.settings.lease_ttl_s
+        while True:
+            try:
+                await router.cluster.ping(actor, period_s)
+            except TimeoutError:
+                await router.cluster.kill(actor)
+                return
+            except Exception as error:
+                if not is_out_of_reach(error):
+                    return  # it is gone, and whoever waits for it hears so
+            await asyncio.sleep(period_s / 2)
 
     async def _switch(self, source: Serving, slot: Slot, target: Owner, begun: Entry) -> Entry:
         """Make the target the owner, or leave the source as it.
 
-        A directory that fails here may or may not have switched: nobody serves until it is asked
-        again, at the latest by the router that starts next.
+        A directory that breaks here may or may not have switched: nobody serves until it is asked
+        again, by the router that starts next.
         """
         router, name = self._router, source.name
         try:
             switched = await router.directory.switch(name, source.epoch, target)
+        except ReplicaUnavailableError:
+            switched = await self._confirmed(name)
         except Exception as error:
             await router.directory.abandon_migration(name, source.epoch)
             await self._undo(source, slot, begun)
@@ -269,18 +306,48 @@ class Relocation:
         router.begin_serving(router.spec_of(switched), slot)
         return switched
 
+    async def _confirmed(self, name: str) -> Entry | None:
+        """Wait until the directory's replica has a switch that is made: there is no way back.
+
+        Nobody serves meanwhile, for as long as nobody could be given an acknowledgement anyway.
+        """
+        directory = self._router.directory
+        while True:
+            try:
+                await directory.durable()
+            except ReplicaUnavailableError:
+                await asyncio.sleep(RETRY_S)
+            else:
+                return directory.get(name)
+
     async def _undo(self, source: Serving, slot: Slot, begun: Entry | None) -> None:
         """Leave the source serving and nothing of the target. Serving again comes first."""
         router = self._router
-        with contextlib.suppress(Exception):  # a dead source: the next call to it finds out
-            await asyncio.wait_for(
-                answer(source.slot.actor.unseal.remote(source.name, source.epoch)),
-                DISCARD_TIMEOUT_S,
-            )
-        await router.directory.abandon_migration(source.name, source.epoch)
+        await self._unseal(source)
+        await made(router.directory.abandon_migration(source.name, source.epoch))
         epoch = 0 if begun is None or begun.target is None else begun.target["epoch"]
         await self._discard(slot, source.name, epoch)
         await self._sweep(slot.disk_id)
+
+    async def _unseal(self, source: Serving) -> None:
+        """Have a source serve again; one that cannot be told so is ended, and another follows."""
+        router = self._router
+        deadline = router.now() + DISCARD_TIMEOUT_S
+        while True:
+            try:
+                asked = answer(source.slot.actor.unseal.remote(source.name, source.epoch))
+                await asyncio.wait_for(asked, max(0.001, deadline - router.now()))
+            except Exception as error:
+                silent = isinstance(error, TimeoutError)
+                if not silent and not is_out_of_reach(error):
+                    return  # dead: the next call to it finds out
+                if not silent and router.now() < deadline:
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                source.silent = True
+                await router.cluster.kill(source.slot.actor)
+                await router.bury(source)
+            return
 
     async def _retire(self, source: Serving, entry: Entry) -> None:
         """End the source and remove its file; who waits at its seal goes to the target."""

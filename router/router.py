@@ -51,7 +51,7 @@ from .settings import Settings
 from .shards import WHOLE, Shard
 from .sweeping import Sweeping
 from .take_over import TakeOver
-from .through import through
+from .through import made, through
 
 # A turn: how long a busy conversation keeps its actor when others wait for one.
 TURN_S: Final = 0.5
@@ -215,29 +215,37 @@ class Router:
         reports.owner_lost(serving)
         if self._serving.get(serving.name) is serving:
             del self._serving[serving.name]
+        gone = await self.recover(serving.slot)
         await self.pool.refresh()
-        if not serving.silent and serving.slot.node_id in self.pool.nodes:
-            await self.directory.hibernate(
-                serving.name, serving.epoch, file_bytes=None, last_active_at=None
+        if gone and not serving.silent and serving.slot.node_id in self.pool.nodes:
+            await made(
+                self.directory.hibernate(
+                    serving.name, serving.epoch, file_bytes=None, last_active_at=None
+                )
             )
-        await self.recover(serving.slot)
 
-    async def recover(self, slot: Slot) -> None:
-        """Take an actor back once it is idle, end it if it does not become so."""
+    async def recover(self, slot: Slot) -> bool:
+        """Take an actor back once it is idle, end it if it does not become so.
+
+        Returns: whether it was heard of that it serves nobody: idle, or dead before it was ended.
+        """
         deadline = self.now() + LOCK_WAIT_S
+        gone = False
         while self.now() < deadline:
             try:
                 bound = await self.cluster.ping(slot.actor, self.settings.lease_ttl_s)
-            except Exception:  # dead or silent
+            except Exception as error:  # dead or silent
+                gone = is_lost(error) and not is_out_of_reach(error)
                 break
             if bound.state is ActorState.IDLE:
                 self.pool.release(slot)
-                return
+                return True
             if bound.state is not ActorState.ENDING:
                 break
             await asyncio.sleep(0.01)
         self.pool.discard(slot)
         await self.cluster.kill(slot.actor)
+        return gone
 
     # -------------------------------------------------------------------------- activation
 
@@ -247,21 +255,18 @@ class Router:
 
         Args: `node_id` is the one node that will do, which mounts its disk.
         """
-        entry = self.directory.get(name)
-        machine_id: str | None = None
-        lost = False
-        if entry is not None and entry.state is not State.HIBERNATED:
-            lost = await self._is_lost(entry)
-            machine_id = None if lost else await self.take_over.succeed(entry)
-            entry = self.directory.get(name)
         ghost = self._ghosts.pop(name, None)
         grow = ghost is not None and self.now() - ghost < GHOST_S
         deadline = self.now() + self.settings.capacity_wait_s
         tries = 0
         while tries < ACTIVATION_TRIES_MAX or self.now() < deadline:
             tries += 1
-            if entry is not None and not lost and await self._is_lost(entry):
-                lost, entry = True, self.directory.get(name)
+            entry = self.directory.get(name)
+            lost = entry is not None and await self._is_lost(entry)
+            machine_id: str | None = None
+            if entry is not None and not lost and entry.state is not State.HIBERNATED:
+                machine_id = await self.take_over.succeed(entry)
+            entry = self.directory.get(name)
             choose = partial(
                 candidates,
                 disk_id=None if entry is None or lost else entry.disk_id,
@@ -277,7 +282,6 @@ class Router:
             serving = await through(self._begin(name, entry, slot, lost=lost))
             if serving is not None:
                 return serving
-            entry, lost = self.directory.get(name), False
         raise NoCapacityError(len(self.pool.nodes))
 
     async def _begin(
@@ -292,7 +296,8 @@ class Router:
         if claimed is None:
             self.pool.release(slot)
             return None
-        return await self.start(claimed, slot, is_new=entry is None)
+        at_rest = entry is None or entry.state is State.HIBERNATED
+        return await self.start(claimed, slot, is_new=entry is None, at_rest=at_rest)
 
     async def _is_lost(self, entry: Entry) -> bool:
         """Say whether a conversation must come back from its replica; see `FailOver.takes`."""
@@ -318,8 +323,14 @@ class Router:
             return await self.directory.create(name, owner)
         return await self.directory.activate(name, entry.epoch, owner)
 
-    async def start(self, entry: Entry, slot: Slot, *, is_new: bool) -> Serving | None:
-        """Have an actor start what it was given in the directory; None when the actor died."""
+    async def start(
+        self, entry: Entry, slot: Slot, *, is_new: bool, at_rest: bool = True
+    ) -> Serving | None:
+        """Have an actor start what it was given in the directory; None when the actor died.
+
+        Args: `at_rest` says that nobody else may still have the file.
+        """
+        give_up = partial(self._give_up, slot=slot, is_new=is_new, at_rest=at_rest)
         deadline = self.now() + LOCK_WAIT_S
         while True:
             spec = self.spec_of(entry)
@@ -327,21 +338,25 @@ class Router:
                 started = answer(slot.actor.activate.remote(spec))
                 position = await asyncio.wait_for(started, ACTIVATION_TIMEOUT_S)
                 if not entry.has_file:
-                    await self.directory.note_file(entry.name, entry.epoch)
+                    await made(self.directory.note_file(entry.name, entry.epoch))
                 if self.failover is not None:
-                    await self.failover.completed(entry, position)
+                    await made(self.failover.completed(entry, position))
                 return self.begin_serving(spec, slot)
             except StaleEpochError as error:
-                later = await self._follow_file(entry, error.current, slot)
+                try:
+                    later = await self._follow_file(entry, error.current, slot)
+                except Exception:
+                    await give_up(entry)
+                    raise
                 if later is None:
-                    await self._give_up(entry, slot, is_new=is_new)
+                    await give_up(entry)
                     return None
                 entry = later
             except Exception as error:
                 if _is_locked(error) and self.now() < deadline:
                     await asyncio.sleep(0.05)
                     continue
-                await self._give_up(entry, slot, is_new=is_new, locked=_is_locked(error))
+                await give_up(entry, locked=_is_locked(error))
                 if is_lost(error) or isinstance(error, TimeoutError):
                     return None
                 if self.failover is not None and self.failover.is_missing(entry, error):
@@ -354,15 +369,18 @@ class Router:
         return None if raised is None else await self._claim(entry.name, raised, slot)
 
     async def _give_up(
-        self, entry: Entry, slot: Slot, *, is_new: bool, locked: bool = False
+        self, entry: Entry, *, slot: Slot, is_new: bool, at_rest: bool, locked: bool = False
     ) -> None:
+        """Take back what an actor could not start; the row comes to rest if nobody has the file."""
+        gone = await self.recover(slot)
         if is_new:
-            await self.directory.forget_new(entry.name, entry.epoch)
-        elif not locked:  # else an earlier owner is still there, on this machine
-            await self.directory.hibernate(
-                entry.name, entry.epoch, file_bytes=None, last_active_at=None
+            await made(self.directory.forget_new(entry.name, entry.epoch))
+        elif gone and at_rest and not locked:
+            await made(
+                self.directory.hibernate(
+                    entry.name, entry.epoch, file_bytes=None, last_active_at=None
+                )
             )
-        await self.recover(slot)
 
     def begin_serving(self, spec: ActivationSpec, slot: Slot) -> Serving:
         """Give out an activation that has started, from now on."""
@@ -450,12 +468,14 @@ class Router:
         del self._serving[serving.name]
         if result.followed:
             self.following.follow(serving.name, serving.address)
-        await self.directory.hibernate(
-            serving.name,
-            serving.epoch,
-            file_bytes=result.file_bytes,
-            last_active_at=result.last_active_at,
-            position=result.position,
+        await made(
+            self.directory.hibernate(
+                serving.name,
+                serving.epoch,
+                file_bytes=result.file_bytes,
+                last_active_at=result.last_active_at,
+                position=result.position,
+            )
         )
         self.pool.release(serving.slot)
 

@@ -49,6 +49,7 @@ class TakeOver:
             await self._directory.abandon_migration(entry.name, entry.epoch)
         if entry.node_id is None:
             return None
+        await self._pool.refresh()
         while (machine_id := self._pool.machine(entry.node_id)) is None:
             # A router that has just started hears of a node's machine when the node renews.
             left_s = self._leases.left_s(entry.node_id)

@@ -1,8 +1,11 @@
 """Work that cannot be left half done: who waits for it may be cancelled, it is not."""
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
+
+from sessions_actor.errors import ReplicaUnavailableError
 
 T = TypeVar("T")
 
@@ -33,3 +36,14 @@ async def through(work: Coroutine[Any, Any, T]) -> T:
     if cancelled:
         raise asyncio.CancelledError
     return result
+
+
+async def made(change: Awaitable[T]) -> T | None:
+    """Wait for a change of the directory that nothing depends on if its copy is late; None then.
+
+    A replicated directory that raises ReplicaUnavailableError has made the change: only the
+    confirmation of its replica is missing, and comes with that of a later change.
+    """
+    with contextlib.suppress(ReplicaUnavailableError):
+        return await change
+    return None

@@ -18,6 +18,7 @@ from .world import Outcome, World
 # Seeds after which memory is looked through for what cycles hold.
 COLLECT_EVERY = 25
 CHUNK = 10
+CHUNKS_PER_PROCESS = 50
 
 
 def scratch() -> str | None:
@@ -67,6 +68,7 @@ def run_parallel(seeds: range, jobs: int) -> Iterator[Outcome]:
             yield from _chunk(part)
         return
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    with context.Pool(jobs) as pool:
+    # A process that was killed closes nothing, here neither: its files go with the real process.
+    with context.Pool(jobs, maxtasksperchild=CHUNKS_PER_PROCESS) as pool:
         for outcomes in pool.imap_unordered(_chunk, parts):
             yield from outcomes

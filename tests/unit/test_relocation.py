@@ -4,8 +4,9 @@ import asyncio
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorUnavailableError
 
-from router import migration
+from router import migration, relocation
 from router.directory import State
 from router.pool import EVICT_IDLE_S
 from router.through import through
@@ -315,6 +316,55 @@ async def test_a_side_that_dies_at_any_step_loses_nothing(
     late = who == "source" and step == "promote"
     assert late or isinstance(outcome, MigrationFailedError)
     await is_whole(world, life, session)
+
+
+@pytest.mark.parametrize("step", ["receive", "transfer", "promote"])
+async def test_a_target_that_freezes_is_ended_and_the_source_serves(
+    world: World, step: str
+) -> None:
+    life = await world.start(lease_ttl_s=0.2)
+    session = await filled(life)
+    source = life.owner("alice")
+    steps = Steps(world, step)
+    moving = asyncio.ensure_future(life.relocation.migrate("alice"))
+    await steps.reached.wait()
+    for actor, _ in world.cluster.actors.values():
+        actor.silent = actor is not source
+    steps.go_on.set()
+    [outcome] = await asyncio.wait_for(asyncio.gather(moving, return_exceptions=True), 20)
+    assert isinstance(outcome, MigrationFailedError)
+    await is_whole(world, life, session)
+
+
+@pytest.mark.parametrize("reachable_again", [True, False])
+async def test_a_source_that_cannot_be_told_to_serve_again_does_not_stay_sealed(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, reachable_again: bool
+) -> None:
+    monkeypatch.setattr(relocation, "DISCARD_TIMEOUT_S", 0.3)
+    life = await world.start(lease_ttl_s=0.2)
+    session = await filled(life)
+    source = life.owner("alice")
+    run, lost = source._run, []
+
+    async def unreached(name: str, args: Any, kwargs: Any) -> Any:
+        if name == "unseal" and not (reachable_again and lost):
+            lost.append(name)
+            raise ActorUnavailableError("the connection broke", None)
+        return await run(name, args, kwargs)
+
+    source._run = unreached  # type: ignore[method-assign]
+    steps = Steps(world, "promote")
+    moving = asyncio.ensure_future(life.relocation.migrate("alice"))
+    await steps.reached.wait()
+    for actor, _ in world.cluster.actors.values():
+        if actor is not source:
+            actor.die()
+    steps.go_on.set()
+    [outcome] = await asyncio.wait_for(asyncio.gather(moving, return_exceptions=True), 20)
+    assert isinstance(outcome, MigrationFailedError)
+    assert lost
+    await is_whole(world, life, session)
+    assert source.dead is not reachable_again
 
 
 async def test_progress_tells_how_much_arrived(world: World, monkeypatch: Any) -> None:

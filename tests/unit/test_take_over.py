@@ -1,14 +1,16 @@
 """Leases and terms: who may follow an owner that nobody saw end, and when."""
 
 import asyncio
+from typing import Any
 
 import pytest
+from ray.exceptions import ActorUnavailableError
 
 from router.agent import NodeFacts
 from sessions_actor.disk import disk_id, machine_id
 
 from .deployments import TwoMachines, World
-from .fake_cluster import until
+from .fake_cluster import FakeActor, until
 
 
 @pytest.fixture
@@ -126,3 +128,40 @@ async def test_a_router_that_starts_hears_of_a_machine_before_it_gives_an_owner_
         life.router.renew(NodeFacts(node, disk_id(world.root), machine_id()))
     assert await asyncio.wait_for(succeeding, 10) == machine_id()
     assert life.leases.term("node-1") == 1, "the file's lock is enough"
+
+
+@pytest.mark.parametrize("how", ["out of reach", "says nothing"])
+async def test_an_actor_that_may_have_started_a_file_is_outlasted_before_another_machine_does(
+    machines, world, monkeypatch, how: str
+) -> None:
+    monkeypatch.setattr("router.router.ACTIVATION_TIMEOUT_S", 0.2)
+    life = await world.start(lease_ttl_s=0.5)
+    actor = await machines.owner_on(life, "node-1")
+    await life.administration.hibernate("alice")
+    granted = life.router.now()
+    life.leases.renew("node-1")
+    run, activated = actor._run, []
+
+    async def answer_lost(name: str, args: Any, kwargs: Any) -> Any:
+        result = await run(name, args, kwargs)
+        if name == "activate":
+            activated.append(life.router.now())
+            machines.lose("node-1")
+            actor.silent = True
+            actor.die = lambda: None
+            if how == "out of reach":
+                raise ActorUnavailableError("the connection broke", None)
+            await asyncio.Event().wait()
+        return result
+
+    actor._run = answer_lost
+    life.router.pool.set_draining("node-0", True)
+    resolving = asyncio.create_task(life.router.resolve("alice"))
+    await until(lambda: activated)
+    life.router.pool.set_draining("node-0", False)
+    await until(lambda: life.router.leases.term("node-1") == 2)
+    assert life.router.now() - granted >= 0.5
+    FakeActor.die(actor)  # its file's lock goes with its machine
+    address = await asyncio.wait_for(resolving, 20)
+    assert life.router.serving("alice").slot.node_id == "node-0"
+    assert address.epoch == 3
