@@ -31,7 +31,7 @@ from .migration import Copied, End, Gauge
 from .models import MigrationProgress, MigrationReport
 from .placement import NodeView, migration_targets
 from .replication.restore import RESTORE_TIMEOUT_S
-from .router import Router, Serving
+from .router import Router, Serving, outcome_is_open
 from .through import heed_cancelling, made, through
 
 # Migrations at once; those beyond wait, and their conversations are served meanwhile.
@@ -236,6 +236,15 @@ class Relocation:
         # From here on there is no way back, and cancelling comes too late.
         return await through(finish())
 
+    async def _receive(self, slot: Slot, spec: ActivationSpec) -> None:
+        """Have the target make its file; one that may do so yet is ended."""
+        try:
+            await asyncio.wait_for(answer(slot.actor.receive.remote(spec)), START_TIMEOUT_S)
+        except BaseException as error:
+            if not isinstance(error, Exception) or outcome_is_open(error):
+                await through(self._router.end(slot))
+            raise
+
     async def _fill(
         self, source: Serving, slot: Slot, spec: ActivationSpec, gauge: Gauge
     ) -> tuple[Copied, int]:
@@ -247,7 +256,7 @@ class Relocation:
         both = (source.slot.actor, slot.actor)
         hearing = [asyncio.ensure_future(self._end_when_silent(actor)) for actor in both]
         try:
-            await asyncio.wait_for(answer(slot.actor.receive.remote(spec)), START_TIMEOUT_S)
+            await self._receive(slot, spec)
 
             async def seal() -> None:
                 gauge.tell(reports.SEALING)

@@ -243,9 +243,13 @@ class Router:
             if bound.state is not ActorState.ENDING:
                 break
             await asyncio.sleep(0.01)
+        await self.end(slot)
+        return gone
+
+    async def end(self, slot: Slot) -> None:
+        """End an actor's process: what may still be on its way to it must find nobody."""
         self.pool.discard(slot)
         await self.cluster.kill(slot.actor)
-        return gone
 
     # -------------------------------------------------------------------------- activation
 
@@ -356,7 +360,7 @@ class Router:
                 if _is_locked(error) and self.now() < deadline:
                     await asyncio.sleep(0.05)
                     continue
-                await give_up(entry, locked=_is_locked(error))
+                await give_up(entry, locked=_is_locked(error), heard=not outcome_is_open(error))
                 if is_lost(error) or isinstance(error, TimeoutError):
                     return None
                 if self.failover is not None and self.failover.is_missing(entry, error):
@@ -369,10 +373,22 @@ class Router:
         return None if raised is None else await self._claim(entry.name, raised, slot)
 
     async def _give_up(
-        self, entry: Entry, *, slot: Slot, is_new: bool, at_rest: bool, locked: bool = False
+        self,
+        entry: Entry,
+        *,
+        slot: Slot,
+        is_new: bool,
+        at_rest: bool,
+        locked: bool = False,
+        heard: bool = True,
     ) -> None:
-        """Take back what an actor could not start; the row comes to rest if nobody has the file."""
-        gone = await self.recover(slot)
+        """Take back what an actor could not start; the row comes to rest if nobody has the file.
+
+        Args: `heard` says that the actor answered; else the order may reach it yet.
+        """
+        gone = heard and await self.recover(slot)
+        if not heard:
+            await self.end(slot)
         if is_new:
             await made(self.directory.forget_new(entry.name, entry.epoch))
         elif gone and at_rest and not locked:
@@ -563,3 +579,8 @@ def _is_locked(error: Any) -> bool:
         and not isinstance(error, QuotaExceededError | StorageCorruptError)
         and "open already" in error.reason
     )
+
+
+def outcome_is_open(error: Exception) -> bool:
+    """Say whether an order that failed so may still be carried out."""
+    return isinstance(error, TimeoutError) or is_out_of_reach(error)

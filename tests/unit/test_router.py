@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorUnavailableError
 
 from router.directory import Directory, Owner, State
 from router.relocation import Relocation
@@ -34,6 +35,31 @@ async def test_callers_at_once_share_one_activation(world: World) -> None:
     found = await asyncio.gather(*(life.router.resolve("alice") for _ in range(20)))
     assert len({address.epoch for address in found}) == 1
     assert world.cluster.starts == 1
+
+
+async def test_an_order_to_start_that_comes_late_binds_nobody(world: World) -> None:
+    """Its answer was lost, the actor looked idle: whoever uses it next would find it bound."""
+    life = await world.start()
+    await life.get("bob").append_message(message("m"))
+    await life.administration.hibernate("bob")
+    [(actor, _)] = world.cluster.actors.values()
+    run, late = actor._run, []
+
+    async def lost_on_the_way(name: str, args: Any, kwargs: Any) -> Any:
+        if name == "activate" and not late:
+            late.append((name, args, kwargs))
+            raise ActorUnavailableError("the connection broke", None)
+        return await run(name, args, kwargs)
+
+    actor._run = lost_on_the_way  # type: ignore[method-assign]
+    resolving = asyncio.ensure_future(life.router.resolve("alice"))
+    await until(lambda: late)
+    outcome = asyncio.ensure_future(run(*late[0]))
+    await asyncio.wait_for(resolving, 10)
+    await asyncio.wait([outcome])
+    await life.get("alice").append_message(message("m"))
+    await life.get("bob").append_message(message("n"))
+    assert await ids(life.get("bob")) == ["m", "n"]
 
 
 async def test_a_live_owner_is_not_taken_away_by_a_complaint(world: World) -> None:
