@@ -448,7 +448,8 @@ class Directory:
             )
             self._storage.write("DELETE FROM conversations WHERE name = ?", (check_name(name),))
             self._note_waste(before.disk_id, before.file)
-            self.spent.deleted(name, before.generation)
+            # A migration that was given up may have left a line above the present one.
+            self.spent.deleted(name, self._storage.meta.get(GENERATION))
             floor = self._storage.meta.get(FLOOR) or 0
             self._storage.meta.put({FLOOR: max(floor, epoch, promised)})
 

@@ -9,7 +9,8 @@ Rules:
 - The new file begins a line of its own (see `replication.paths`). The old file is waste: it is
   removed if its disk ever returns.
 - Under `replicated`, everything acknowledged is in the line that is restored. A line that was
-  complete once and is gone now is an error, never an empty conversation.
+  complete once and is gone now, or a file that nobody copied yet, is an error, never an empty
+  conversation.
 """
 
 import asyncio
@@ -32,6 +33,10 @@ from .replication.restore import RESTORE_TIMEOUT_S
 if TYPE_CHECKING:
     from .router import Router
 
+NEVER_COPIED: Final = (
+    "its disk is on no node that lives, and it was not replicated yet: bring the disk back, or"
+    " delete the conversation if the disk is lost for good"
+)
 LOOK_S: Final = 0.1
 WATCH_S: Final = 0.5
 
@@ -52,6 +57,7 @@ class FailOver:
         if self._without_file.get(entry.name) == entry.generation:
             return True
         if entry.disk_id in self._mounted():
+            self._missing.pop(entry.disk_id, None)
             return False
         router = self._router
         await router.pool.refresh()
@@ -143,6 +149,8 @@ class FailOver:
         if found is None and entry.line > 0:
             url = self.replicas.url(entry.name, entry.line)
             raise StorageError(url, "the replica is gone, and so is the disk that it was made of")
+        if found is None and entry.has_file:
+            raise StorageError(entry.file, NEVER_COPIED)
         if found is not None and found.epoch > entry.epoch:
             # The directory itself was brought back as it was earlier: follow the file.
             await self.directory.raise_epoch(entry.name, entry.epoch, found.epoch)

@@ -61,7 +61,8 @@ class ReplicatedDirectory(Directory):
     ) -> Entry | None:
         """Give a conversation whose disk is gone to an owner, with a file of its own.
 
-        Its old file becomes waste, its replica until now is kept for a time.
+        Its old file becomes waste if there is another copy of it, its replica until now is kept
+        for a time.
 
         Args: `has_file` says whether there was anything to bring back.
         Returns: None when the epoch moved on or somebody owns it.
@@ -87,7 +88,7 @@ class ReplicatedDirectory(Directory):
                 ),
             )
             if after is not None and before is not None:
-                if before.disk_id != NO_DISK:
+                if has_file and before.disk_id != NO_DISK:
                     self._note_waste(before.disk_id, before.file)
                 self.spent.left(name, before.generation)
             return after

@@ -45,7 +45,7 @@ ANSWER_BYTES_MAX: Final = 1 << 20
 NOT_FOUND: Final = (404, 409)
 
 # What the daemon says when the files are gone or damaged in which it keeps what it has read.
-_STATE_LOST: Final = re.compile(r"ltx.*(no such file|corrupt|invalid|EOF)", re.I)
+_STATE_LOST: Final = re.compile(r"no such file|corrupt|invalid|EOF", re.I)
 
 SOCKET_FILE: Final = "replication.sock"
 # What the kernel takes as the path of a socket, on every system we run on.
@@ -149,6 +149,15 @@ class ControlSocket:
             streams[1].close()
 
 
+def is_state_lost(reason: str, path: str) -> bool:
+    """Say whether the daemon complains of its own files beside a database, not of the store.
+
+    Such a message names their folder; others may hold a key of the store, and so any word at all.
+    """
+    folder = engine_folder(path)
+    return folder in reason and _STATE_LOST.search(reason.replace(folder, "")) is not None
+
+
 async def forget_file(root: Path, file: str) -> None:
     """Have the daemon of a disk let go of a file that is about to be removed, if it has it."""
     socket = socket_path(root)
@@ -249,7 +258,7 @@ class Replica:
         try:
             answer = await self._order("/sync", order)
         except ReplicaUnavailableError as error:
-            if not _STATE_LOST.search(error.reason):
+            if not is_state_lost(error.reason, self._storage.path):
                 raise
             await self._start_over()
             answer = await self._order("/sync", order)

@@ -152,9 +152,11 @@ class S3Objects:
             keys = [{"Key": one["Key"]} for one in page.get("Contents", ())]
             if keys:
                 with self._translated():
-                    self._s3.delete_objects(
+                    answer = self._s3.delete_objects(
                         Bucket=self._bucket, Delete={"Objects": keys, "Quiet": True}
                     )
+                for one in answer.get("Errors", ()):  # the answer's status is 200 all the same
+                    raise OSError(f"s3://{self._bucket}/{one.get('Key')}: {one.get('Message')}")
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}/{key}" if self._prefix else key

@@ -172,14 +172,22 @@ class Replicas:
                     path = f"{key}/{generation:016x}{RECORD_SUFFIX}"
                     yield key, generation, _record(await asyncio.to_thread(objects.get, path))
 
-    async def _generations(self, key: str, *, recorded: bool = False) -> list[int]:
+    async def _generations(
+        self, key: str, *, recorded: bool = False, rests: bool = False
+    ) -> list[int]:
         """List the lines of a conversation; only those with a record, which are its own for sure.
 
-        A migration that was given up at its end leaves a line without one.
+        A migration that was given up at its end leaves a line without one, a removal that was cut
+        short a record without its line: with `rests`, those too.
         """
         found = await asyncio.to_thread(self.objects.names, key)
-        suffix = RECORD_SUFFIX if recorded else "/"
-        numbers = [parse_number(n.removesuffix(suffix)) for n in found if n.endswith(suffix)]
+        suffixes = (RECORD_SUFFIX, "/") if rests else (RECORD_SUFFIX if recorded else "/",)
+        numbers = {
+            parse_number(name.removesuffix(suffix))
+            for name in found
+            for suffix in suffixes
+            if name.endswith(suffix)
+        }
         return sorted(one for one in numbers if one is not None)
 
     # ------------------------------------------------------------------------------ lines
@@ -225,7 +233,7 @@ class Replicas:
 
         Raises: OSError; StorageError where replicas cannot be removed.
         """
-        for generation in await self._generations(conversation_key(name)):
+        for generation in await self._generations(conversation_key(name), rests=True):
             if generation <= up_to:
                 await asyncio.to_thread(self.objects.remove, line_key(name, generation) + "/")
                 await asyncio.to_thread(self.objects.remove, record_key(name, generation))

@@ -19,9 +19,10 @@ from router.replication.restore import (
 )
 from sessions_actor import open_object
 from sessions_actor.conversation import Conversation
+from sessions_actor.database_file import engine_folder
 from sessions_actor.errors import ReplicaUnavailableError, StorageCorruptError, StorageError
 from sessions_actor.open_object import Activation
-from sessions_actor.replica import Durability, ReplicaSpec, socket_path
+from sessions_actor.replica import Durability, ReplicaSpec, is_state_lost, socket_path
 from tests.cluster.conftest import message, until
 
 from .conftest import TERMS, running
@@ -106,6 +107,39 @@ async def test_a_later_activation_goes_on_in_the_same_line(daemon: Daemon, place
     assert len(await place.texts()) == 130
     assert sizes[2] - sizes[0] < sizes[0] / 5
     assert (await place.texts())[-1] == "3-4"
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut short", "garbled", "empty"])
+async def test_what_the_engine_kept_may_be_lost_or_damaged(
+    daemon: Daemon, place: Place, damage: str
+) -> None:
+    alice = place.activation(1)
+    await alice.start()
+    await append(alice, "m0")
+    folder = Path(engine_folder(str(place.file)))
+    last = max(folder.rglob("*.ltx"))
+    if damage == "gone":
+        shutil.rmtree(folder)
+    else:
+        last.write_bytes(
+            {"cut short": last.read_bytes()[:50], "garbled": b"x" * 500}.get(damage, b"")
+        )
+    await append(alice, "m1")
+    assert await place.texts() == ["m0", "m1"]
+    await alice.close()
+
+
+def test_a_store_that_fails_is_not_taken_for_damage_on_the_disk() -> None:
+    path = "/disk/eof/conversations/alice.1.sqlite"
+    folder = engine_folder(path)
+    key = "deep/eof/alice/ltx/0/1.ltx"
+    for elsewhere in (
+        f'write ltx: Put "https://store/{key}": invalid timeout',
+        f"write {folder}/ltx/0/1.ltx: no space left on device",
+    ):
+        assert not is_state_lost(elsewhere, path)
+    assert is_state_lost(f"decode ltx file {folder}/ltx/0/1.ltx: ltx file corrupted: EOF", path)
+    assert is_state_lost(f"open {folder}/ltx/0/1.ltx: no such file or directory", path)
 
 
 async def test_writes_go_on_when_the_daemon_is_killed(daemon: Daemon, place: Place) -> None:

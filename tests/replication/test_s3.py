@@ -13,8 +13,8 @@ import pytest
 
 from router import Settings
 from router.replication.daemon import Daemon
-from router.replication.objects import open_objects
-from router.replication.paths import ReplicaUrl, conversation_key
+from router.replication.objects import S3Objects, open_objects
+from router.replication.paths import ReplicaUrl, conversation_key, line_key
 from router.replication.replicas import Record, Replicas
 from router.replication.restore import check_restored, restore
 from sessions_actor import open_object
@@ -251,6 +251,30 @@ async def test_objects_are_written_listed_and_removed(relay: Relay) -> None:
     await asyncio.to_thread(use)
 
 
+async def test_objects_that_the_store_does_not_remove_are_an_error(relay: Relay) -> None:
+    """Its answer to a removal of many is a success, with what failed in it."""
+    objects = open_objects(ReplicaUrl.parse(url_of(relay, "kept")))
+    assert isinstance(objects, S3Objects)
+
+    def miss(params: dict[str, Any], **_: Any) -> None:
+        for one in params["Delete"]["Objects"]:
+            one["Key"] = one["Key"].replace("kept", "elsewhere")
+
+    def answer(parsed: dict[str, Any], **_: Any) -> None:
+        parsed["Errors"] = [{"Key": "kept/a/1", "Code": "AccessDenied", "Message": "Access Denied"}]
+
+    def use() -> None:
+        objects.put("a/1", b"1")
+        events = objects._s3.meta.events
+        events.register("provide-client-params.s3.DeleteObjects", miss)
+        events.register("after-call.s3.DeleteObjects", answer)
+        with pytest.raises(OSError, match="Access Denied"):
+            objects.remove("a/")
+        assert objects.names("a") == ["1"]
+
+    await asyncio.to_thread(use)
+
+
 async def test_a_store_that_cannot_be_used_is_told_at_the_start(
     relay: Relay, tmp_path: Path
 ) -> None:
@@ -306,3 +330,7 @@ async def test_records_and_lines_are_found_and_removed(
     assert left == ["0000000000000008.json", "0000000000000008/"]
     assert [line.generation for line in await replicas.lines("alice")] == [8]
     assert [g async for _, g, _ in replicas.records()] == [8]
+    # A removal that is cut short between a line and its record is finished by the next.
+    await asyncio.to_thread(replicas.objects.remove, line_key("alice", 8) + "/")
+    await replicas.remove("alice", 8)
+    assert await asyncio.to_thread(replicas.objects.names, conversation_key("alice")) == []
