@@ -27,6 +27,9 @@ from sessions_actor.storage import Storage
 
 from .entries import (
     CONVERSATIONS_FOLDER,
+    COPY_PENDING,
+    LINE_KEY,
+    PENDING_KEY,
     TRANSITIONS,
     Entry,
     NodeRow,
@@ -177,6 +180,12 @@ class Directory:
                 "ALTER TABLE conversations ADD COLUMN line INTEGER NOT NULL DEFAULT 0;"
                 "ALTER TABLE conversations ADD COLUMN position INTEGER NOT NULL DEFAULT 0"
             )
+
+    def leave_replica(self) -> None:
+        """Note that nobody copies the file: a replica that it had lacks what is written now."""
+        known = self._storage.meta.get_all()
+        if LINE_KEY in known and known.get(PENDING_KEY) is None:
+            self._storage.meta.put({PENDING_KEY: COPY_PENDING})
 
     async def finish_replica(self) -> None:
         """Let go of what copies the file, as the last thing before `close`; here nothing does."""

@@ -8,6 +8,13 @@ from sessions_actor.names import file_stem
 
 CONVERSATIONS_FOLDER: Final = "conversations"
 
+# What a directory's file notes of its replica: the line that it is in, and what that line lacks
+# before the directory is of use (`replication.home`).
+LINE_KEY: Final = "directory_line"
+PENDING_KEY: Final = "directory_pending"
+# It may lack what is in the file: it has to be copied first.
+COPY_PENDING: Final = "copy"
+
 
 class State(StrEnum):
     """What the directory holds true of a conversation."""

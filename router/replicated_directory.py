@@ -11,13 +11,11 @@ from sessions_actor.names import check_name
 from sessions_actor.replica import Replica, ReplicaSpec
 
 from .directory import FLOOR, GENERATION, NEXT_EPOCH, Directory
-from .entries import Entry, Owner, State
+from .entries import LINE_KEY, PENDING_KEY, Entry, Owner, State
 from .spent import Keep
 
 # Numbers left out when a directory is brought back: more than are given between two syncs.
 SKIPPED: Final = 1_000_000
-# Under it the file notes which line of its replica it is in.
-LINE_KEY: Final = "directory_line"
 # The disk of a conversation that only its replica tells of.
 NO_DISK: Final = ""
 
@@ -29,14 +27,32 @@ class ReplicatedDirectory(Directory):
         super().__init__(root)
         self._replica: Replica | None = None
 
-    def replicate(self, spec: ReplicaSpec, line: int, keep: Keep) -> None:
+    def replicate(self, spec: ReplicaSpec, line: int, keep: Keep, pending: str | None) -> None:
         """Have this file copied as well, and note from now on which replicas are spent.
 
-        Args: `line` is the number of the replica that `spec` tells of.
+        Args: `line` is the number of the replica that `spec` tells of, `pending` what has to be
+            done until `settled`.
         """
-        self._storage.meta.put({LINE_KEY: line})
+        self._storage.meta.put({LINE_KEY: line, PENDING_KEY: pending})
         self._replica, self.spent.keep = Replica(self._storage, spec), keep
         self._replica.start()
+
+    async def settled(self) -> None:
+        """Note that nothing is pending, once the replica holds all there is.
+
+        Raises: ReplicaUnavailableError.
+        """
+        assert self._replica is not None
+        self._storage.flush()
+        await self._replica.sync()
+        await self._storage.submit(lambda: self._storage.meta.put({PENDING_KEY: None}))
+
+    def close(self) -> None:
+        """See `Directory.close`; a replica that was not finished stays as far as it came."""
+        replica, self._replica = self._replica, None
+        if replica is not None:
+            replica.abandon()
+        super().close()
 
     async def finish_replica(self) -> None:
         """Bring the replica up to date and let go of it, as the last thing before `close`."""

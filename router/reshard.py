@@ -25,7 +25,7 @@ from sessions_actor.errors import StorageError
 from sessions_actor.storage import Storage
 
 from .directory import DIRECTORY_BYTES_MAX, FLOOR, GENERATION, RESHARDING, SHARDS, Directory
-from .replicated_directory import LINE_KEY
+from .entries import LINE_KEY
 from .shards import DIRECTORY_FILE, SHARDS_MAX, Shard, shard_of
 
 _READY: Final = "ready"

@@ -97,6 +97,7 @@ class Deployment:
         replication: asyncio.Task[None] | None = None
         if replicas is None:
             directory = await _open_directory(root, partial(Directory, shard=shard))
+            directory.leave_replica()
         else:
             directory, replication = await _open_replicated(root, replicas)
         try:
@@ -319,11 +320,7 @@ async def _open_replicated(root: Path, replicas: Replicas) -> tuple[Directory, a
         found = await home.prepare(root, replicas)
         directory = await _open_directory(root, ReplicatedDirectory)
         await daemon.ready(DAEMON_WAIT_S)
-        directory.replicate(home.spec(root, replicas, found), found.line, replicas.keep)
-        if found.restored:
-            await directory.skip_ahead()
-        if found.rebuild:
-            await home.rebuild(root, directory, replicas)
+        await home.begin(root, directory, replicas, found)
     except BaseException:
         if directory is not None:
             directory.close()

@@ -4,6 +4,8 @@ Rules:
 - A directory has lines, as a conversation does: the one that is in use is noted in the file, and
   each time it is brought back from a replica it begins the next. A file whose line is not the
   newest is one that an earlier head left: it is moved aside, never used.
+- What a new line lacks is noted in the file by the write that begins the line, and struck off when
+  it is done: a start that was interrupted goes on there.
 - Where no line is left, the directory is made again from the conversations' own lines. Quotas and
   times are those of their records; a conversation whose record is missing is opened to tell its
   name.
@@ -13,19 +15,22 @@ What it does not do: run, or serve anybody.
 
 import asyncio
 import contextlib
+import time
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import apsw
 
-from sessions_actor.database_file import remove_database
+from sessions_actor.database_file import remove_database, sync_folder
 from sessions_actor.errors import StorageError
 from sessions_actor.gate import META_TABLE
 from sessions_actor.replica import ReplicaSpec, socket_path
 
 from ..directory import DIRECTORY_FILE
-from ..replicated_directory import LINE_KEY, ReplicatedDirectory
+from ..entries import COPY_PENDING, LINE_KEY, PENDING_KEY
+from ..replicated_directory import ReplicatedDirectory
 from .engine import EngineError, log_files
 from .paths import DIRECTORY, directory_url, number, parse_number
 from .replicas import Record, Replicas
@@ -34,56 +39,86 @@ from .restore import LIST_TIMEOUT_S, NothingToRestoreError, restore
 SCRATCH_FILE: Final = "rebuild.sqlite"
 
 
+class Pending(StrEnum):
+    """What a line that was begun lacks before its directory is of use; each includes the first."""
+
+    COPY = COPY_PENDING
+    """Its first copy: until then there may be no trace of the line in the store."""
+
+    SKIP = "skip"
+    """It is as it was at some earlier moment: numbers given since must not be given again."""
+
+    REBUILD = "rebuild"
+    """Nothing was left of it: the conversations' own lines have to be gone through."""
+
+
 @dataclass(frozen=True, slots=True)
 class Home:
     """Where the directory's replica goes, and what has to be done before it is of use."""
 
     line: int
-    restored: bool
-    """It is as it was at some earlier moment: numbers given since then must not be given again."""
-    rebuild: bool
+    pending: Pending | None
 
 
 async def prepare(root: Path, replicas: Replicas) -> Home:
     """Make sure that the directory's file is the newest there is, or absent when there is none.
 
-    Raises: StorageError when the replicas cannot be read.
+    Raises: StorageError when the replicas cannot be read, or are not those of the file.
     """
     path = root / DIRECTORY_FILE
-    own = await asyncio.to_thread(_line_of, path)
+    own = await asyncio.to_thread(_home_of, path)
     newest = await _newest_line(replicas)
-    if own is not None and own >= newest:
-        return Home(own, restored=False, rebuild=False)
-    if path.exists() and newest:
+    if own is not None:
+        if own.line > newest and own.pending is None:
+            raise StorageError(str(path), _elsewhere(own.line, replicas))
+        if own.line >= newest:
+            return own if own.line else Home(1, Pending.COPY)
         _move_aside(path)
-    for line in range(newest, 0, -1):
-        url = str(directory_url(replicas.base, line))
+    for line in range(newest, -1, -1):
         with contextlib.suppress(NothingToRestoreError):
-            await restore(url, path)
-            return Home(newest + 1, restored=True, rebuild=False)
-    return Home(newest + 1, restored=False, rebuild=not path.exists())
+            return await _bring_back(root, str(directory_url(replicas.base, line)), newest + 1)
+    return Home(newest + 1, Pending.REBUILD)
 
 
-def spec(root: Path, replicas: Replicas, home: Home) -> ReplicaSpec:
-    """Return what the open directory needs to know of its replica."""
+async def begin(
+    root: Path, directory: ReplicatedDirectory, replicas: Replicas, found: Home
+) -> None:
+    """Have the open directory copied, and do what is pending; done again when interrupted.
+
+    Raises: as `rebuild`; ReplicaUnavailableError when a line that is new cannot be copied.
+    """
     settings = replicas.settings
-    return ReplicaSpec(
-        str(directory_url(replicas.base, home.line)),
+    spec = ReplicaSpec(
+        str(directory_url(replicas.base, found.line)),
         settings.durability,
         settings.replica_timeout_s,
         socket_path(root),
     )
+    directory.replicate(spec, found.line, replicas.keep, found.pending)
+    if found.pending is Pending.SKIP:
+        await directory.skip_ahead()
+    if found.pending is Pending.REBUILD:
+        await rebuild(root, directory, replicas)
+    if found.pending is not None:
+        await directory.settled()
 
 
-async def rebuild(root: Path, directory: ReplicatedDirectory, replicas: Replicas) -> int:
-    """Fill an empty directory with the conversations whose replicas are there; returns how many.
+async def rebuild(root: Path, directory: ReplicatedDirectory, replicas: Replicas) -> None:
+    """Fill a directory with the conversations whose replicas are there.
 
-    Raises: StorageError, OSError when they cannot be read; StorageError where they cannot be
-        listed.
+    Where replicas cannot be listed it stays empty, and gives numbers above all that were given.
+    Raises: StorageError, OSError when they cannot be read.
     """
+    if not replicas.base.listed:
+        # No deployment gives a number in every millisecond.
+        now_ms = time.time_ns() // 1_000_000
+        await directory.skip_ahead(epoch=now_ms, generation=now_ms)
+        return
     newest: dict[str, Record] = {}
     unrecorded: dict[str, int] = {}
+    last = 0
     async for key, generation, record in replicas.records():
+        last = max(last, generation)
         if record is None:
             unrecorded[key] = generation
         else:
@@ -93,6 +128,9 @@ async def rebuild(root: Path, directory: ReplicatedDirectory, replicas: Replicas
         record = await _read_record(root, url, unrecorded[key])
         if record is not None:
             newest[key] = record
+    if last:
+        epoch = max((record.epoch for record in newest.values()), default=0)
+        await directory.skip_ahead(epoch=epoch, generation=last)
     for record in newest.values():
         if record.deleted_at is None:
             await directory.find_again(
@@ -102,29 +140,64 @@ async def rebuild(root: Path, directory: ReplicatedDirectory, replicas: Replicas
                 quota_bytes=record.quota_bytes,
                 created_at=record.created_at,
             )
-    if newest:
-        await directory.skip_ahead(
-            epoch=max(record.epoch for record in newest.values()),
-            generation=max(record.generation for record in newest.values()),
-        )
-    return sum(record.deleted_at is None for record in newest.values())
 
 
 async def _read_record(root: Path, url: str, generation: int) -> Record | None:
     """Open a replica to see whose it is."""
-    path = root / SCRATCH_FILE
-    with contextlib.suppress(StorageError):
-        remove_database(path)
+    scratch = _scratch(root)
     try:
-        found = await restore(url, path)
+        found = await restore(url, scratch)
     except NothingToRestoreError:
         return None
+    except StorageError as error:
+        reason = (
+            f"no record says whose replica this is, and it cannot be read ({error.reason}): try"
+            " again, or move it away to go on without it"
+        )
+        raise StorageError(url, reason) from error
     finally:
-        with contextlib.suppress(StorageError):
-            remove_database(path)
+        _scratch(root)
     if found.name is None:
         return None
     return Record(found.name, generation, found.epoch, found.created_at or 0, None)
+
+
+async def _bring_back(root: Path, url: str, line: int) -> Home:
+    """Restore the directory as the beginning of a line, marked so before it is in its place."""
+    scratch = _scratch(root)
+    await restore(url, scratch)
+    before = _home_of(scratch)
+    again = before is not None and before.pending is Pending.REBUILD
+    home = Home(line, Pending.REBUILD if again else Pending.SKIP)
+    db = apsw.Connection(str(scratch))
+    try:
+        db.executemany(
+            f"INSERT INTO {META_TABLE} VALUES (?, ?)"
+            " ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+            [(LINE_KEY, home.line), (PENDING_KEY, home.pending)],
+        )
+        db.pragma("journal_mode", "delete")  # the one file is all there is
+    finally:
+        db.close()
+    scratch.rename(root / DIRECTORY_FILE)
+    sync_folder(str(root))
+    return home
+
+
+def _scratch(root: Path) -> Path:
+    """Return where a replica is restored to be looked at; nothing is there."""
+    path = root / SCRATCH_FILE
+    with contextlib.suppress(StorageError):
+        remove_database(path)
+    return path
+
+
+def _elsewhere(line: int, replicas: Replicas) -> str:
+    return (
+        f"its replica is line {line}, of which there is no trace at {replicas.base}: mount or name"
+        " the store that it was copied to, or copy what is there to the new one. If that is lost,"
+        " start once with durability 'local' and without a replica_url: all is copied anew then"
+    )
 
 
 async def _newest_line(replicas: Replicas) -> int:
@@ -148,20 +221,20 @@ async def _newest_line(replicas: Replicas) -> int:
         line += 1
 
 
-def _line_of(path: Path) -> int | None:
-    """Read the line that a directory's file is in; 0 for one that was never replicated."""
+def _home_of(path: Path) -> Home | None:
+    """Read what a directory's file says of its replica: line 0 when it was never replicated."""
     if not path.exists():
         return None
-    try:
+    known: dict[str, Any] = {}
+    with contextlib.suppress(apsw.Error):
         db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
         try:
-            query = f"SELECT value FROM {META_TABLE} WHERE key = ?"
-            row = db.execute(query, (LINE_KEY,)).fetchone()
+            rows: Any = db.execute(f"SELECT key, value FROM {META_TABLE}")
+            known = dict(rows)
         finally:
             db.close()
-    except apsw.Error:
-        return 0
-    return 0 if row is None else int(str(row[0]))
+    pending = known.get(PENDING_KEY)
+    return Home(int(known.get(LINE_KEY, 0)), None if pending is None else Pending(pending))
 
 
 def _move_aside(path: Path) -> None:

@@ -22,6 +22,8 @@ from sessions_actor.names import file_stem
 CONVERSATIONS: Final = "conversations"
 DIRECTORY: Final = "directory"
 NUMBER_DIGITS: Final = 16
+# SQLite counts no further, with room to count on from it.
+NUMBER_MAX: Final = 1 << 62
 RECORD_SUFFIX: Final = ".json"
 
 # What the engine takes; for the first two this package also lists, reads and removes.
@@ -117,16 +119,17 @@ def folder_of(namespace: str) -> str:
 
 def number(value: int) -> str:
     """Return a generation as a path: names sort as numbers do."""
-    assert value >= 0
+    assert 0 <= value <= NUMBER_MAX
     return f"{value:0{NUMBER_DIGITS}x}"
 
 
 def parse_number(text: str) -> int | None:
     """Return the generation that a path names, or None."""
     try:
-        return int(text, 16) if len(text) == NUMBER_DIGITS else None
+        value = int(text, 16) if len(text) == NUMBER_DIGITS else -1
     except ValueError:
         return None
+    return value if 0 <= value <= NUMBER_MAX else None
 
 
 def conversation_key(name: str) -> str:

@@ -19,7 +19,7 @@ from router.relocation import Relocation
 from router.replicated_directory import ReplicatedDirectory
 from router.replication import home
 from router.replication.daemon import Daemon
-from router.replication.paths import conversation_key
+from router.replication.paths import conversation_key, line_key
 from router.replication.replicas import Replicas
 from router.router import Router
 from router.upkeep import Upkeep
@@ -41,6 +41,7 @@ class World:
 
     call_timeout_s = 30.0
     bounds = Bounds()
+    replicas_class = Replicas
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -64,16 +65,14 @@ class World:
                 self.daemons[name] = contextlib.AsyncExitStack()
                 await self.daemons[name].enter_async_context(running(Daemon(root, TERMS)))
         root = self.folder / "a"
-        self.replicas = Replicas(self.settings, NAMESPACE)
+        self.replicas = self.replicas_class(self.settings, NAMESPACE)
         found = await home.prepare(root, self.replicas)
         self.directory = ReplicatedDirectory(root)
-        self.directory.replicate(
-            home.spec(root, self.replicas, found), found.line, self.replicas.keep
-        )
-        if found.restored:
-            await self.directory.skip_ahead()
-        if found.rebuild:
-            await home.rebuild(root, self.directory, self.replicas)
+        try:
+            await home.begin(root, self.directory, self.replicas, found)
+        except BaseException:
+            self.directory.close()
+            raise
         leases = Leases(self.settings.lease_ttl_s, asyncio.get_running_loop().time)
         self.router = Router(
             self.settings, root, self.directory, self.cluster, leases, self.replicas
@@ -95,6 +94,17 @@ class World:
                 actor.die()
         await self.daemons.pop(name).aclose()
         shutil.rmtree(self.cluster.roots.pop(name))
+
+    async def lose_head(self, *, directory: bool) -> None:
+        """Lose the head with its disk, and put another in its place.
+
+        Args: `directory` says whether the replicas of the directory are lost as well.
+        """
+        await self.upkeep.close()
+        await self.lose("a")
+        if directory:
+            shutil.rmtree(self.folder / "far" / NAMESPACE / "directory")
+        self.cluster.roots["a"] = self.folder / "a"
 
     async def resolve(self, name: str, failed: Address | None) -> Address:
         return await self.router.resolve(name, None if failed is None else failed.epoch)
@@ -252,7 +262,8 @@ async def test_what_a_migration_left_that_was_given_up_is_nobodys_past(world: Wo
     assert left.name == "left"
     stray = world.folder / "far" / NAMESPACE / conversation_key("left")
     (line,) = [path for path in stray.iterdir() if path.is_dir()]
-    shutil.copytree(line, world.folder / "far" / NAMESPACE / conversation_key("alice") / ("f" * 16))
+    later = world.router.entry("left").generation + 1000
+    shutil.copytree(line, world.folder / "far" / NAMESPACE / line_key("alice", later))
     await session.append_message(message("m1"))
     moment = datetime.now(UTC)
     await world.recovery.restore("alice", moment, "then", in_place=False)
@@ -264,6 +275,8 @@ async def test_what_a_migration_left_that_was_given_up_is_nobodys_past(world: Wo
     await world.start()
     assert world.directory.page() == ["alice", "left", "then"]
     assert await world.stored("alice") == ["m0", "m1"]
+    await world.session("new").append_message(message("m0"))
+    assert world.router.entry("new").generation > later, "its number is not given again"
 
 
 async def test_a_deleted_conversation_can_be_restored_until_its_grace_is_over(

@@ -60,6 +60,7 @@ def test_numbers_sort_as_text_and_come_back() -> None:
     assert sorted(map(number, values)) == [number(value) for value in values]
     assert [parse_number(number(value)) for value in values] == values
     assert parse_number("x" * 16) is parse_number("12") is None
+    assert parse_number("f" * 16) is parse_number("-" + "1" * 15) is None
 
 
 def test_options_are_read_in_both_spellings() -> None:
