@@ -10,6 +10,8 @@ the moments before a restore in place can still be restored.
 """
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Final
 
@@ -26,6 +28,7 @@ from .replication.chores import Source, bring_back, drop_file
 from .replication.replicas import Line
 from .replication.restore import RESTORE_TIMEOUT_S, NothingToRestoreError
 from .router import Router
+from .through import made
 
 SEAL_PATIENCE_S: Final = 5.0
 
@@ -68,30 +71,47 @@ class Recovery:
     async def _beside(self, name: str, at: datetime | None, to: str) -> RestoreReport:
         """Make another conversation of what a replica holds."""
         line = await self._line(name, at)
+        async with self._router.locks.hold(to):
+            self._is_free(to)
+            return await self._make(name, line, at, to)
+
+    def _is_free(self, to: str) -> None:
+        check_name(to)
+        if self._router.directory.get(to) is not None:
+            raise ValueError(f"{to!r} exists already: restore to another name")
+
+    async def _make(
+        self, name: str, line: Line, at: datetime | None, to: str, position: int = 0
+    ) -> RestoreReport:
+        """Make a conversation of a line, one of a name that is free. The caller holds its lock."""
         router = self._router
-        async with router.locks.hold(to):
-            if router.directory.get(to) is not None:
-                raise ValueError(f"{to!r} exists already: restore to another name")
-            slot = await self._slot(to)
+        slot = await self._slot(to)
+        try:
             claimed = await router.directory.create(
                 to, Owner(slot.node_id, slot.actor_name, slot.disk_id)
             )
-            assert claimed is not None
-            try:
-                await self._bring(slot, claimed.file, name, line, at, rename_to=to)
-            except BaseException:
-                await router.directory.forget_new(to, claimed.epoch)
-                router.pool.release(slot)
-                raise
-            return await self._begin(claimed, slot, name, line, at, kept=None, is_new=True)
+        except BaseException:
+            router.pool.release(slot)
+            raise
+        assert claimed is not None
+        try:
+            await self._bring(slot, claimed.file, name, line, at, rename_to=to, position=position)
+        except BaseException:
+            await made(router.directory.forget_new(to, claimed.epoch))
+            router.pool.release(slot)
+            raise
+        return await self._begin(claimed, slot, name, line, at, kept=None, is_new=True)
 
     async def _in_place(self, name: str, at: datetime | None, keep_as: str | None) -> RestoreReport:
         """Give a conversation a file as it was, after keeping what it holds now."""
         router = self._router
         line = await self._line(name, at)
         kept = keep_as or _named_after(name, datetime.now(UTC))
-        async with router.locks.hold(name):
+        if kept == name:
+            raise ValueError(f"{name!r} cannot be kept under its own name: give another")
+        async with self._both(name, kept):
             entry = router.entry(name)
+            self._is_free(kept)
             serving = router.serving(name)
             if serving is not None:
                 await router.let_go_locked(serving, patience_s=SEAL_PATIENCE_S)
@@ -101,7 +121,10 @@ class Recovery:
             # Its replica is complete: hibernating brought it up to date.
             if entry.line != entry.generation:
                 raise StorageError(entry.file, "its replica is not complete; ask again")
-            await self._beside(name, None, kept)
+            present = await self._line(name, None)
+            if present.generation != entry.generation:
+                raise StorageError(entry.file, "its replica is not to be seen; ask again")
+            await self._make(name, present, None, kept, entry.position)
             slot = await self._slot(name)
             try:
                 generation = await self._failover.directory.reserve_generation()
@@ -124,6 +147,14 @@ class Recovery:
             return await self._begin(claimed, slot, name, line, at, kept=kept, is_new=False)
 
     # ------------------------------------------------------------------------------ within
+
+    @contextlib.asynccontextmanager
+    async def _both(self, *names: str) -> AsyncIterator[None]:
+        """Hold several names' locks, always in the same order."""
+        async with contextlib.AsyncExitStack() as held:
+            for name in sorted(names):
+                await held.enter_async_context(self._router.locks.hold(name))
+            yield
 
     async def _line(self, name: str, at: datetime | None) -> Line:
         check_name(name)
@@ -152,9 +183,10 @@ class Recovery:
         at: datetime | None,
         *,
         rename_to: str | None = None,
+        position: int = 0,
     ) -> None:
         bringing = slot.actor.chore.remote(
-            bring_back, file, name, None, [Source(line.url, 0)], at, rename_to
+            bring_back, file, name, None, [Source(line.url, position)], at, rename_to
         )
         if await asyncio.wait_for(answer(bringing), RESTORE_TIMEOUT_S) is None:
             raise NothingToRestoreError(line.url, "nothing is left of that moment")

@@ -343,3 +343,38 @@ async def test_in_place_keeps_what_was_there(world: World) -> None:
     assert await world.stored("before") == ["m0", "m1"]
     await session.append_message(message("m2"))
     assert await world.stored("alice") == ["m0", "m2"]
+
+
+async def test_in_place_asks_for_another_name_and_waits_for_nobody(world: World) -> None:
+    for name in ("alice", "bob"):
+        await world.session(name).append_message(message("m0"))
+    for taken in ("alice", "bob"):
+        with pytest.raises(ValueError, match=taken):
+            await asyncio.wait_for(
+                world.recovery.restore("alice", None, taken, in_place=True), timeout=20
+            )
+    crossed = [
+        world.recovery.restore("alice", None, "bob", in_place=True),
+        world.recovery.restore("bob", None, "alice", in_place=True),
+    ]
+    outcomes = await asyncio.wait_for(asyncio.gather(*crossed, return_exceptions=True), 20)
+    assert all(isinstance(outcome, ValueError) for outcome in outcomes)
+    for name in ("alice", "bob"):
+        assert await world.stored(name) == ["m0"]
+
+
+async def test_in_place_keeps_all_or_restores_nothing(world: World) -> None:
+    session = world.session("alice")
+    await session.append_message(message("m0"))
+    moment = datetime.now(UTC)
+    await asyncio.sleep(0.02)
+    await session.append_message(message("m1"))
+    await Administration(world.router).hibernate("alice")
+    entry = world.router.entry("alice")
+    [*_, last] = sorted(world.folder.glob("far/**/conversations/**/ltx/0/*.ltx"))
+    last.unlink()  # the store lost what came last
+    with pytest.raises(StorageError):
+        await world.recovery.restore("alice", moment, "before", in_place=True)
+    assert world.router.entry("alice").generation == entry.generation
+    assert await world.stored("alice") == ["m0", "m1"]
+    assert world.directory.get("before") is None
