@@ -198,6 +198,7 @@ class Replica:
         self._behind_next: float | None = None
         self._syncing = asyncio.Lock()
         self._is_unreachable = False
+        self._is_ours = False
         self._confirmation: Confirmation | None = None
         self._following: asyncio.Task[None] | None = None
         self._ended = False
@@ -253,6 +254,11 @@ class Replica:
 
     async def _synced(self) -> int:
         """Have the daemon bring the replica up to date; returns up to which transaction."""
+        if not self._is_ours:
+            # An activation before this one may have named another place to the daemon, which
+            # would go on with it whatever it is told now.
+            await self._let_go()
+            self._is_ours = True
         seconds = math.ceil(self._spec.timeout_s)
         order = {"path": self._storage.path, "wait": True, "timeout": seconds}
         try:
@@ -349,8 +355,12 @@ class Replica:
     async def _start_over(self) -> None:
         """Have the daemon forget what it kept of the file: it copies it whole into the line."""
         with contextlib.suppress(ReplicaUnavailableError):
-            await self._order("/unregister", {"path": self._storage.path, "timeout": 1})
+            await self._let_go()
         shutil.rmtree(engine_folder(self._storage.path), ignore_errors=True)
+
+    async def _let_go(self) -> None:
+        """Have the daemon know nothing of the file, as far as it knew it."""
+        await self._order("/unregister", {"path": self._storage.path, "timeout": 1})
 
     async def _register(self) -> tuple[int, dict[str, Any]]:
         known = {"path": self._storage.path, "replica_url": self._spec.url}

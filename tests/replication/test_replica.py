@@ -285,3 +285,27 @@ async def test_a_gap_in_a_replica_is_found(daemon: Daemon, place: Place, tmp_pat
     with pytest.raises(StorageError):
         await restore(place.url, tmp_path / "gap.sqlite")
     shutil.rmtree(place.replica)
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+async def test_another_url_is_heeded_and_gets_the_whole_file(
+    daemon: Daemon, place: Place, is_closed: bool
+) -> None:
+    """Also by a daemon that knows the file still, of an activation that let nobody go."""
+    before = place.activation(1)
+    await before.start()
+    for number in range(5):
+        await append(before, f"m{number}")
+    if is_closed:
+        await before.close()
+    else:
+        assert before.replica is not None
+        before.replica.abandon()
+        before.storage.close()
+    place.replica = place.folder / "elsewhere" / "alice" / "1"
+    place.url = f"file://{place.replica}"
+    after = place.activation(2)
+    await after.start()
+    await append(after, "m5")
+    assert await place.texts() == [f"m{number}" for number in range(6)]
+    await after.close()
