@@ -163,7 +163,7 @@ class Administration:
                 await router.take_over.outlast(entry.node_id)
             await router.directory.finish_delete(name, entry.epoch)
             if router.failover is not None:
-                await router.failover.deleted(entry)
+                router.failover.keeping.start()
         reports.deleted(name, entry.epoch)
         await router.sweeping.sweep(entry.disk_id)
         return True

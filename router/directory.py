@@ -9,7 +9,8 @@ Rules:
 - A file belongs to a *disk*, not to a node: nodes get new ids at every start, disks do not. Its
   name carries a number that no other file is ever given (its generation), so no path is used twice.
 - A file that no conversation needs any more is noted as waste by the very statement that lets go
-  of it, and struck off when it is gone. So are replicas, each kept for a time (`keep`).
+  of it, and struck off when it is gone. So are replicas, each kept for a time (`keep`), and the
+  records that tell whose they are (`records`).
 
 What it does not do: talk to actors or nodes, or decide anything. It is not the caller's cache.
 """
@@ -25,6 +26,8 @@ from sessions_actor.limits import NAME_BYTES_MAX
 from sessions_actor.names import check_name
 from sessions_actor.storage import Storage
 
+from .due_records import SCHEMA as DUE_SCHEMA
+from .due_records import DueRecords
 from .entries import (
     CONVERSATIONS_FOLDER,
     COPY_PENDING,
@@ -131,7 +134,8 @@ class Directory:
             raise
         self.now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
         self.spent = SpentLines(self._storage, self.now_ms)
-        self._storage.sql.exec(_SCHEMA + SPENT_SCHEMA)
+        self.records = DueRecords(self._storage)
+        self._storage.sql.exec(_SCHEMA + SPENT_SCHEMA + DUE_SCHEMA)
         self._upgrade()
         self.jobs = JobLog(self._storage, self.now_ms)
         self._storage.meta.put({SCHEMA_KEY: SCHEMA_VERSION})
@@ -293,7 +297,7 @@ class Directory:
             if self.get(name) is not None:
                 return None
             epoch = (self._storage.meta.get(FLOOR) or 0) + 1
-            return self._apply(
+            created = self._apply(
                 f"INSERT INTO conversations VALUES (?, '{State.ACTIVE}', ?, ?, ?, ?, ?,"
                 " NULL, 0, ?, ?, NULL, 0, 0, 0, 0)",
                 (
@@ -307,6 +311,9 @@ class Directory:
                     now,
                 ),
             )
+            assert created is not None
+            self.records.note(created)
+            return created
 
         return await self._storage.submit(op)
 
@@ -412,6 +419,8 @@ class Directory:
             if after is not None:
                 self._note_waste(before.disk_id, before.file)
                 self.spent.left(name, before.generation)
+                self.records.note(before)
+                self.records.note(after)
             return after
 
         return await self._storage.submit(op)
@@ -459,6 +468,7 @@ class Directory:
             self._note_waste(before.disk_id, before.file)
             # A migration that was given up may have left a line above the present one.
             self.spent.deleted(name, self._storage.meta.get(GENERATION))
+            self.records.note(before, deleted_at=self.now_ms())
             floor = self._storage.meta.get(FLOOR) or 0
             self._storage.meta.put({FLOOR: max(floor, epoch, promised)})
 

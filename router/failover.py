@@ -14,8 +14,6 @@ Rules:
 """
 
 import asyncio
-import dataclasses
-import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,8 +25,9 @@ from .cluster import Slot, answer
 from .directory import Entry, Owner, State, file_of
 from .replicated_directory import ReplicatedDirectory
 from .replication.chores import Source, bring_back, drop_file
-from .replication.replicas import Record, Replicas
+from .replication.replicas import Replicas
 from .replication.restore import RESTORE_TIMEOUT_S
+from .store_keeping import StoreKeeping
 
 if TYPE_CHECKING:
     from .router import Router
@@ -49,6 +48,7 @@ class FailOver:
         self._router, self._now = router, now
         self.directory = router.directory
         self.replicas = replicas
+        self.keeping = StoreKeeping(self.directory, replicas)
         self._missing: dict[str, float] = {}
         self._without_file: dict[str, int] = {}
 
@@ -174,21 +174,6 @@ class FailOver:
             reports.failed_over(entry.name, claimed.epoch, slot.node_id, entry.disk_id, position)
         return claimed
 
-    async def remove_spent(self) -> None:
-        """Remove replicas that have been kept long enough.
-
-        Raises: OSError, StorageError when that is not possible now.
-        """
-        directory = self.directory
-        for spent in directory.spent.due() if self.replicas.base.listed else ():
-            await self.replicas.remove(spent.name, spent.up_to)
-            await directory.spent.removed(spent)
-
-    async def deleted(self, entry: Entry) -> None:
-        """Mark a deleted conversation's record, for a directory that is made again."""
-        now_ms = time.time_ns() // 1_000_000
-        await self._note(dataclasses.replace(_record_of(entry), deleted_at=now_ms))
-
     def _sources(self, entry: Entry) -> list[Source]:
         """The lines to look at in turn: the file's own, and the last that was complete."""
         sources = []
@@ -199,19 +184,7 @@ class FailOver:
         return sources
 
     async def completed(self, entry: Entry, position: int) -> None:
-        """Note that the line of a file is complete for the first time, up to a transaction."""
-        if position == 0 or entry.line == entry.generation:
-            return
-        await self.directory.note_line(entry.name, entry.epoch, position)
-        await self._note(_record_of(entry))
-
-    async def _note(self, record: Record) -> None:
-        try:
-            await self.replicas.note(record)
-        except OSError:
-            # It only spares a directory that is made again from opening the replica.
-            return
-
-
-def _record_of(entry: Entry) -> Record:
-    return Record(entry.name, entry.generation, entry.epoch, entry.created_at, entry.quota_bytes)
+        """Note that a file has an owner, and up to where its line is complete; 0: not known."""
+        if position > 0 and entry.line != entry.generation:
+            await self.directory.note_line(entry.name, entry.epoch, position)
+        self.keeping.start()

@@ -165,8 +165,10 @@ class Recovery:
         )
 
     def _known(self, name: str) -> tuple[int, ...]:
-        entry = self._router.directory.get(name)
-        return () if entry is None else tuple({entry.generation, entry.line} - {0})
+        directory = self._router.directory
+        entry, due = directory.get(name), directory.records.generations(name)
+        own = set() if entry is None else {entry.generation, entry.line} - {0}
+        return tuple(own.union(due))
 
     async def _slot(self, name: str) -> Slot:
         router = self._router

@@ -35,6 +35,7 @@ class ReplicatedDirectory(Directory):
         """
         self._storage.meta.put({LINE_KEY: line, PENDING_KEY: pending})
         self._replica, self.spent.keep = Replica(self._storage, spec), keep
+        self.records.is_on = True
         self._replica.start()
 
     async def settled(self) -> None:
@@ -107,16 +108,25 @@ class ReplicatedDirectory(Directory):
                 if has_file and before.disk_id != NO_DISK:
                     self._note_waste(before.disk_id, before.file)
                 self.spent.left(name, before.generation)
+                self.records.note(after)
             return after
 
         return await self._storage.submit(op)
 
     async def note_line(self, name: str, epoch: int, position: int) -> Entry | None:
         """Note that the replica of the present file is complete up to a transaction."""
-        return await self._change(
-            "UPDATE conversations SET line = generation, position = ? WHERE name = ? AND epoch = ?",
-            (position, check_name(name), epoch),
-        )
+
+        def op() -> Entry | None:
+            after = self._apply(
+                "UPDATE conversations SET line = generation, position = ?"
+                " WHERE name = ? AND epoch = ?",
+                (position, check_name(name), epoch),
+            )
+            if after is not None:
+                self.records.note(after)
+            return after
+
+        return await self._storage.submit(op)
 
     async def find_again(
         self, name: str, *, epoch: int, generation: int, quota_bytes: int | None, created_at: int

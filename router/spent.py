@@ -54,9 +54,14 @@ class SpentLines:
         )
 
     def due(self, limit: int = 10) -> list[Spent]:
-        """Return replicas that were kept long enough, those due first."""
+        """Return replicas that were kept long enough, those due first.
+
+        One whose record is still to be written waits for that: it would be all that is left of it.
+        """
         rows = self._storage.fetch(
-            "SELECT name, up_to FROM spent_lines WHERE due_at <= ? ORDER BY due_at LIMIT ?",
+            "SELECT name, up_to FROM spent_lines WHERE due_at <= ? AND NOT EXISTS (SELECT 1 FROM"
+            " due_records WHERE due_records.name = spent_lines.name AND generation <= up_to)"
+            " ORDER BY due_at LIMIT ?",
             (self._now_ms(), limit),
         )
         return [Spent(name.decode(), up_to) for name, up_to in rows]

@@ -79,6 +79,8 @@ class Upkeep:
             with contextlib.suppress(Exception):  # its node is going
                 await router.cluster.end_agent(node_id)
         await router.pool.close()
+        if router.failover is not None:
+            await router.failover.keeping.close()
         await router.directory.finish_replica()
         router.directory.close()
 
@@ -249,7 +251,7 @@ class Upkeep:
                 )
                 await router.sweeping.sweep(node.disk_id)
         if router.failover is not None:
-            await _quietly(router.failover.remove_spent())
+            router.failover.keeping.start()
         await pool.trim()
         pool.keep_warm()
 

@@ -7,8 +7,7 @@ Rules:
 - What a new line lacks is noted in the file by the write that begins the line, and struck off when
   it is done: a start that was interrupted goes on there.
 - Where no line is left, the directory is made again from the conversations' own lines. Quotas and
-  times are those of their records; a conversation whose record is missing is opened to tell its
-  name.
+  times are those of their records; a line above those that have one is opened to tell its name.
 
 What it does not do: run, or serve anybody.
 """
@@ -17,6 +16,7 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -32,9 +32,9 @@ from ..directory import DIRECTORY_FILE
 from ..entries import COPY_PENDING, LINE_KEY, PENDING_KEY
 from ..replicated_directory import ReplicatedDirectory
 from .engine import EngineError, log_files
-from .paths import DIRECTORY, directory_url, number, parse_number
+from .paths import DIRECTORY, conversation_key, directory_url, number, parse_number
 from .replicas import Record, Replicas
-from .restore import LIST_TIMEOUT_S, NothingToRestoreError, restore
+from .restore import LIST_TIMEOUT_S, NothingToRestoreError, last_made, restore
 
 SCRATCH_FILE: Final = "rebuild.sqlite"
 
@@ -115,19 +115,21 @@ async def rebuild(root: Path, directory: ReplicatedDirectory, replicas: Replicas
         await directory.skip_ahead(epoch=now_ms, generation=now_ms)
         return
     newest: dict[str, Record] = {}
-    unrecorded: dict[str, int] = {}
+    unrecorded: dict[str, list[int]] = {}
     last = 0
     async for key, generation, record in replicas.records():
         last = max(last, generation)
         if record is None:
-            unrecorded[key] = generation
+            unrecorded.setdefault(key, []).append(generation)
         else:
             newest[key] = record  # they come in order
-    for key in unrecorded.keys() - newest.keys():
-        url = str(replicas.base.below(*key.split("/"), number(unrecorded[key])))
-        record = await _read_record(root, url, unrecorded[key])
-        if record is not None:
-            newest[key] = record
+            unrecorded.pop(key, None)
+    for key, generations in unrecorded.items():
+        for generation in reversed(generations):
+            record = await _read_record(root, replicas, key, generation)
+            if record is not None and await _goes_on(replicas, record, newest.get(key)):
+                newest[key] = record
+                break
     if last:
         epoch = max((record.epoch for record in newest.values()), default=0)
         await directory.skip_ahead(epoch=epoch, generation=last)
@@ -142,8 +144,24 @@ async def rebuild(root: Path, directory: ReplicatedDirectory, replicas: Replicas
             )
 
 
-async def _read_record(root: Path, url: str, generation: int) -> Record | None:
-    """Open a replica to see whose it is."""
+async def _goes_on(replicas: Replicas, record: Record, known: Record | None) -> bool:
+    """Say whether a line that nobody recorded was written to after the newest that is recorded.
+
+    Else a migration left it that was given up: its source served on.
+    """
+    if known is None:
+        return True
+    if known.deleted_at is not None:
+        ended: datetime | None = datetime.fromtimestamp(known.deleted_at / 1000, UTC)
+    else:
+        ended = await last_made(replicas.url(known.name, known.generation))
+    reached = await last_made(replicas.url(record.name, record.generation))
+    return reached is not None and (ended is None or reached > ended)
+
+
+async def _read_record(root: Path, replicas: Replicas, key: str, generation: int) -> Record | None:
+    """Open a replica to see whose it is; None when it is not that of its folder."""
+    url = str(replicas.base.below(*key.split("/"), number(generation)))
     scratch = _scratch(root)
     try:
         found = await restore(url, scratch)
@@ -157,7 +175,7 @@ async def _read_record(root: Path, url: str, generation: int) -> Record | None:
         raise StorageError(url, reason) from error
     finally:
         _scratch(root)
-    if found.name is None:
+    if found.name is None or conversation_key(found.name) != key:
         return None
     return Record(found.name, generation, found.epoch, found.created_at or 0, None)
 

@@ -1,7 +1,7 @@
 """What a router knows and does about replicas: where each lies, whose it is, what may go.
 
 Rules:
-- A conversation's records (`whose line is this`) are written once a line is complete, and marked
+- A conversation's records (`whose line is this`) are written once it is given a file, and marked
   when it is deleted, so that a directory can be built again from what lies below the replica URL.
 - Lines are removed when they are past their time, never because a newer one exists: moments before
   a move or a fail-over can be restored as well.
@@ -160,6 +160,7 @@ class Replicas:
     async def records(self) -> AsyncIterator[tuple[str, int, Record | None]]:
         """Go through all lines: the folder of a conversation, a generation, and whose it is.
 
+        A line that holds nothing counts only as the mark of a deletion.
         Raises: OSError, StorageError.
         Cost: one listing for each conversation, one small read for each line.
         """
@@ -168,9 +169,12 @@ class Replicas:
             folder = f"{CONVERSATIONS}/{spread.rstrip('/')}"
             for stem in await asyncio.to_thread(objects.names, folder):
                 key = f"{folder}/{stem.rstrip('/')}"
-                for generation in await self._generations(key):
+                begun = set(await self._generations(key))
+                for generation in await self._generations(key, rests=True):
                     path = f"{key}/{generation:016x}{RECORD_SUFFIX}"
-                    yield key, generation, _record(await asyncio.to_thread(objects.get, path))
+                    record = _record(await asyncio.to_thread(objects.get, path))
+                    if generation in begun or (record is not None and record.deleted_at):
+                        yield key, generation, record
 
     async def _generations(
         self, key: str, *, recorded: bool = False, rests: bool = False

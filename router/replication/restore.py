@@ -154,6 +154,24 @@ async def restore_points(url: str) -> list[datetime]:
     return [begun, *sorted(other for other in others if other > begun)]
 
 
+async def last_made(url: str) -> datetime | None:
+    """Return when the last transaction of a replica was copied; None when it holds nothing.
+
+    Raises: StorageError when it cannot be read.
+    """
+    try:
+        files = await log_files(url, timeout_s=LIST_TIMEOUT_S)
+    except EngineError as error:
+        raise StorageError(url, f"cannot be listed: {error}") from None
+    if not files:
+        return None
+    place = ReplicaUrl.parse(url)
+    objects = await _headers(place)
+    # Several end there when they were put together: the first of them was made at that moment.
+    end = max(map(_last_of, files))
+    return min([await _made_at(objects, place, file) for file in files if file.last == end])
+
+
 def _last_of(file: LogFile) -> int:
     return file.last
 

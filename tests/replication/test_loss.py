@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,12 +14,15 @@ from router.administration import Administration
 from router.directory import Directory
 from router.leases import Leases
 from router.replication.daemon import Daemon
+from router.replication.objects import Objects
 from router.replication.paths import conversation_key, number
 from router.router import Router
+from router.store_keeping import StoreKeeping
 from router.upkeep import Upkeep
 from sessions_actor.disk import disk_id
 from sessions_actor.errors import StorageError
-from tests.cluster.conftest import message
+from sessions_actor.replica import Durability
+from tests.cluster.conftest import message, until
 
 from .conftest import TERMS, running
 from .test_router import World as Nodes
@@ -128,8 +133,144 @@ async def test_a_deletion_takes_the_line_of_a_migration_that_was_given_up(tmp_pa
         left = number(await world.directory.reserve_generation())
         shutil.copytree(folder / own, folder / left)
         await Administration(world.router).delete("alice")
-        assert world.router.failover is not None
-        await world.router.failover.remove_spent()
+        await keeping(world).write_records()
+        await keeping(world).remove_spent()
         assert world.lines("alice") == []
     finally:
         await world.stop()
+
+
+class Forgetful:
+    """A store in which nothing can be noted for a while."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self.fails = True
+
+    def put(self, key: str, data: bytes) -> None:
+        if self.fails:
+            raise OSError("the store is away")
+        self._objects.put(key, data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._objects, name)
+
+
+def forget(world: World) -> Forgetful:
+    store = Forgetful(world.replicas.objects)
+    world.replicas._objects = store
+    return store
+
+
+async def rebuilt(world: World) -> None:
+    """Lose the router's node and every replica of the directory, and start again."""
+    await world.upkeep.close()
+    await world.lose("a")
+    shutil.rmtree(world.folder / "far" / "here" / "directory")
+    world.cluster.roots["a"] = world.folder / "a"
+    await world.start()
+
+
+async def test_a_move_that_nobody_could_note_is_found_all_the_same(world: World) -> None:
+    session = world.session("alice")
+    await session.append_message(message("m0"))
+    await keeping(world).write_records()
+    forget(world)
+    await world.relocation.migrate("alice", "b")
+    await session.append_message(message("m1"))
+    await rebuilt(world)
+    assert await world.stored("alice") == ["m0", "m1"]
+
+
+async def test_a_move_that_was_given_up_is_not_taken_for_the_newest(world: World) -> None:
+    """Its line is whole and nobody recorded it: what was acknowledged later is elsewhere."""
+    session = world.session("alice")
+    await session.append_message(message("m0"))
+    folder = world.folder / "far" / "here" / conversation_key("alice")
+    (own,) = world.lines("alice")
+    left = number(await world.directory.reserve_generation())
+    shutil.copytree(folder / own, folder / left)
+    await session.append_message(message("m1"))
+    await rebuilt(world)
+    assert await world.stored("alice") == ["m0", "m1"]
+
+
+async def test_what_could_not_be_noted_is_noted_later(world: World) -> None:
+    store = forget(world)
+    for name in ("kept", "deleted"):
+        await world.session(name).append_message(message("m0"))
+    await Administration(world.router).delete("deleted")
+    with pytest.raises(OSError, match="away"):
+        await keeping(world).write_records()
+    store.fails = False
+    await keeping(world).write_records()
+    records = {r.name: r async for _, _, r in world.replicas.records() if r is not None}
+    assert records["kept"].deleted_at is None
+    assert records["deleted"].deleted_at is not None
+    assert await world.directory.records.page(None) == []
+    await rebuilt(world)
+    assert world.directory.page() == ["kept"]
+
+
+async def test_a_deletion_that_the_next_router_finishes_is_noted(world: World) -> None:
+    await world.session("alice").append_message(message("m0"))
+    await Administration(world.router).hibernate("alice")
+    entry = world.router.entry("alice")
+    await world.directory.begin_delete("alice", entry.epoch)
+    deleting = world.directory.get("alice")
+    assert deleting is not None
+    await world.router.take_over.settle(deleting)
+    await rebuilt(world)
+    assert world.directory.page() == []
+
+
+async def test_a_replica_is_kept_until_its_deletion_is_noted(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.settings = world.settings.model_copy(update={"replica_delete_grace_s": 0.0})
+    await world.start()
+    try:
+        await world.session("alice").append_message(message("m0"))
+        store = forget(world)
+        await Administration(world.router).delete("alice")
+        await keeping(world).remove_spent()
+        assert len(world.lines("alice")) == 1
+        store.fails = False
+        await keeping(world).write_records()
+        await keeping(world).remove_spent()
+        assert world.lines("alice") == []
+    finally:
+        await world.stop()
+
+
+async def test_moments_before_a_move_are_restored_under_async(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.settings = world.settings.model_copy(update={"durability": Durability.ASYNC})
+    await world.start()
+    try:
+        session = world.session("alice")
+        await session.append_message(message("m0"))
+        await until(lambda: lag_of(world, "alice") == 0, "the replica has caught up")
+        moment = datetime.now(UTC)
+        await world.relocation.migrate("alice", "b")
+        await session.append_message(message("m1"))
+        await world.relocation.migrate("alice", "c")
+        await keeping(world).write_records()
+        await world.recovery.restore("alice", moment, "then", in_place=False)
+        assert await world.stored("then") == ["m0"]
+    finally:
+        await world.stop()
+
+
+def keeping(world: World) -> StoreKeeping:
+    failover = world.router.failover
+    assert failover is not None
+    return failover.keeping
+
+
+def lag_of(world: World, name: str) -> float:
+    serving = world.router.serving(name)
+    assert serving is not None
+    hosted = serving.slot.actor.target._hosted
+    assert hosted is not None
+    lag_s: float = hosted.replica_lag_s
+    return lag_s

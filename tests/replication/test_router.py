@@ -293,12 +293,12 @@ async def test_a_deleted_conversation_can_be_restored_until_its_grace_is_over(
         await world.recovery.restore("alice", None, "alice", in_place=False)
         assert await world.stored("alice") == ["m0"]
         await asyncio.sleep(0.25)
-        await world.router.failover.remove_spent()
+        await world.router.failover.keeping.remove_spent()
         assert len(world.lines("alice")) == 1
         assert await world.stored("alice") == ["m0"]
         await Administration(world.router).delete("alice")
         await asyncio.sleep(0.25)
-        await world.router.failover.remove_spent()
+        await world.router.failover.keeping.remove_spent()
         assert world.lines("alice") == []
         with pytest.raises(ConversationNotFoundError):
             await world.recovery.points("alice")
