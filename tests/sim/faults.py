@@ -62,6 +62,8 @@ class Faults:
                 (1, self._kill_actor),
                 (3, self._set_trap),
             ]
+        if world.copied:
+            self._kinds.append((12 if world.theme == "moves" else 5, self._lose_store))
 
     def plan(self, count: int, until_s: float) -> None:
         """Draw when which faults strike."""
@@ -80,6 +82,7 @@ class Faults:
         world = self._world
         world.network.loss = world.network.slow = world.network.twice = 0.0
         world.network.traps.clear()
+        world.store_away = False
         world.network.heal()
         for process in self._processes():
             process.loop.fuse = None
@@ -187,6 +190,13 @@ class Faults:
     def _kill_raylet(self) -> None:
         if nodes := self._others():
             self._world.cluster.kill_raylet(self._rng.choice(nodes))
+
+    def _lose_store(self) -> None:
+        self._world.store_away = True
+        self._world.cluster.later(self._rng.uniform(0.2, 6.0), self._find_store)
+
+    def _find_store(self) -> None:
+        self._world.store_away = False
 
     def _fill_disk(self) -> None:
         disks = [disk for disk in self._world.disks if disk.number > 0 and not disk.lost]

@@ -11,9 +11,12 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import router.relocation
+import router.router
 from router.directory import Directory
 from router.leases import Leases
 from router.locks import NameLocks
+from router.relocation import Relocation
 from router.router import Router
 from router.take_over import TakeOver
 from router.upkeep import Upkeep
@@ -211,6 +214,20 @@ def _death_taken_for_granted() -> list[Patch]:
     return [(TakeOver, "succeed", succeed)]
 
 
+def _late_copies_are_failures() -> list[Patch]:
+    async def made(change: Any) -> Any:
+        return await change
+
+    return [(router.router, "made", made), (router.relocation, "made", made)]
+
+
+def _unconfirmed_switches_are_undone() -> list[Patch]:
+    async def confirmed(self: Relocation, name: str) -> None:
+        return None
+
+    return [(Relocation, "_confirmed", confirmed)]
+
+
 MUTANTS = (
     Mutant("epoch", "an actor does not look at the epoch of a call", _no_epoch_check, 3),
     Mutant("name", "an actor does not look at the name in a call", _no_name_check),
@@ -224,6 +241,10 @@ MUTANTS = (
     Mutant("generation", "a migration uses the file of one given up", _reused_generations, 39),
     Mutant("last-changes", "what changed last in a live copy is not sent", _no_last_changes, 116),
     Mutant("reconcile", "a router that starts does not look at what is there", _no_reconciling, 3),
+    Mutant("late-copy", "a change whose copy is late is taken for not made",
+           _late_copies_are_failures, 331),
+    Mutant("late-switch", "a switch that waits for its copy is undone",
+           _unconfirmed_switches_are_undone, 295),
     Mutant("is-alive", "the router takes an owner for alive unseen", _no_look_at_an_owner, 87),
 )  # fmt: skip
 

@@ -25,6 +25,8 @@ from ray.util import list_named_actors
 
 import router.agent
 from router.cluster import draining_nodes
+from router.directory import DIRECTORY_FILE
+from sessions_actor.confirmation import Confirmation
 from sessions_actor.database_file import FileLock
 from sessions_actor.disk import machine_id, root_here
 from sessions_actor.gate import Gate
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 
 # The wall clock at virtual time 0, in seconds: some day in 2026.
 EPOCH_S = 1_780_000_000
+# How long a copy of the directory takes, and how long a change waits for one.
+COPY_S = 0.002
+COPY_TIMEOUT_S = 1.0
 _Connection = apsw.Connection
 
 _world: World | None = None
@@ -106,13 +111,15 @@ class SimLock(FileLock):
 
 
 class SimGate(Gate):
-    """A gate whose disk may be full."""
+    """A gate whose disk may be full; the directory's may wait for a replica that is away."""
 
     def __init__(self, db: Any, path: str, quota_bytes: int) -> None:
         super().__init__(db, path, quota_bytes)
         here = _process()
         if here is not None:
             here.gates.append(self)
+            if world().copied and Path(path).name == DIRECTORY_FILE:
+                self.confirm_with(Confirmation(_copy, COPY_TIMEOUT_S))
             if here.node.disk is not None and here.node.disk.full:
                 self.fill()
 
@@ -126,6 +133,13 @@ class SimGate(Gate):
         with contextlib.suppress(apsw.Error):
             most = max(self._page_limit, self._pages) + self._slack_pages
             self._db.pragma("max_page_count", most)
+
+
+async def _copy() -> None:
+    """Stand for what a replica does, somewhere else."""
+    await asyncio.sleep(COPY_S)
+    if world().store_away:
+        raise OSError("the store is away")
 
 
 def _seconds() -> float:

@@ -51,6 +51,8 @@ FEED_S: Final = 90.0
 TIDY_S: Final = 2.5
 SETTLE_TRIES: Final = 14
 LOOK_AROUND_S: Final = 2.0
+# The part of all deployments whose directory is replicated.
+COPIED: Final = 0.4
 # Virtual seconds after which no order to make a file is on its way any more.
 LATE_S: Final = 12.0
 
@@ -130,6 +132,9 @@ class World:
         self.troubled = False
         self.calm_at = math.inf
         self.weak_locks = False
+        # Whether the directory has a replica, and whether that cannot be reached now.
+        self.copied = Random(seed + 6).random() < COPIED
+        self.store_away = False
         self.moves = self.faults = 0
         self._tasks: list[Any] = []
         self._build()
