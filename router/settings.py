@@ -95,8 +95,8 @@ class Settings(BaseSettings):
     """What an acknowledged write has survived: `local`, `async` or `replicated`; see README."""
 
     replica_url: str | None = None
-    """Where replicas go: `file:///folder`, `s3://bucket/path?endpoint=...`; the nodes' environment
-    holds the credentials. Needed unless durability is `local`."""
+    """Where replicas go: `file:///folder` (it is there), `s3://bucket/path?endpoint=...`; the
+    nodes' environment holds the credentials. Needed unless durability is `local`."""
 
     replica_timeout_s: float = Field(default=10.0, gt=0)
     """How long a write waits for its replica before it fails with `ReplicaUnavailableError`."""

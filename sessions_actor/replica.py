@@ -69,13 +69,15 @@ class Durability(StrEnum):
 class ReplicaSpec:
     """Where the replica of one file lies, and what its writes wait for, at most `timeout_s`.
 
-    `socket` is the daemon's; empty: that of the disk the file is on.
+    `socket` is the daemon's; empty: that of the disk the file is on. `mark` is a file that is there
+    where the replica's folder is mounted; empty: there is none to look for.
     """
 
     url: str
     durability: Durability
     timeout_s: float
     socket: str = ""
+    mark: str = ""
 
 
 def socket_path(root: Path) -> str:
@@ -255,6 +257,7 @@ class Replica:
     async def _synced(self) -> int:
         """Have the daemon bring the replica up to date; returns up to which transaction."""
         if not self._is_ours:
+            await self._check_mark()
             # An activation before this one may have named another place to the daemon, which
             # would go on with it whatever it is told now.
             await self._let_go()
@@ -271,6 +274,7 @@ class Replica:
         position: int = answer.get("replicated_txid", 0)
         if position < answer.get("txid", 0):
             raise ReplicaUnavailableError("the replica is behind after a sync", 0.0)
+        await self._check_mark()
         return position
 
     def _tell(self, error: ReplicaUnavailableError | None) -> None:
@@ -351,6 +355,28 @@ class Replica:
         if status != 200:
             raise ReplicaUnavailableError(str(answer.get("error", f"status {status}")), 0.0)
         return answer
+
+    async def _check_mark(self) -> None:
+        """Make sure that the replica's folder is mounted: the daemon makes one on this disk if not.
+
+        Raises: ReplicaUnavailableError.
+        """
+        spec = self._spec
+        if not spec.mark:
+            return
+        try:
+            async with asyncio.timeout(spec.timeout_s):
+                there = await asyncio.to_thread(os.path.exists, spec.mark)
+        except TimeoutError:
+            raise ReplicaUnavailableError(f"no answer about {spec.mark}", spec.timeout_s) from None
+        if not there:
+            # What the daemon has just written lies on this disk: it must not take that for copied
+            # and go on behind it once the folder is there.
+            self._is_ours = False
+            with contextlib.suppress(ReplicaUnavailableError):
+                await self._let_go()
+            reason = f"the folder of replicas is not mounted on this node: it lacks {spec.mark}"
+            raise ReplicaUnavailableError(reason, 0.0)
 
     async def _start_over(self) -> None:
         """Have the daemon forget what it kept of the file: it copies it whole into the line."""

@@ -26,7 +26,7 @@ import apsw
 from sessions_actor.database_file import remove_database, sync_folder
 from sessions_actor.errors import StorageError
 from sessions_actor.gate import META_TABLE
-from sessions_actor.replica import ReplicaSpec, socket_path
+from sessions_actor.replica import socket_path
 
 from ..directory import DIRECTORY_FILE
 from ..entries import COPY_PENDING, LINE_KEY, PENDING_KEY
@@ -87,13 +87,7 @@ async def begin(
 
     Raises: as `rebuild`; ReplicaUnavailableError when a line that is new cannot be copied.
     """
-    settings = replicas.settings
-    spec = ReplicaSpec(
-        str(directory_url(replicas.base, found.line)),
-        settings.durability,
-        settings.replica_timeout_s,
-        socket_path(root),
-    )
+    spec = replicas.spec_of(str(directory_url(replicas.base, found.line)), socket_path(root))
     directory.replicate(spec, found.line, replicas.keep, found.pending)
     if found.pending is Pending.SKIP:
         await directory.skip_ahead()

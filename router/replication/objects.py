@@ -5,6 +5,7 @@ is fine. Errors are OSError, whatever the kind of store.
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import uuid
@@ -47,13 +48,16 @@ def open_objects(url: ReplicaUrl) -> Objects:
 
 
 class FileObjects:
-    """A folder."""
+    """A folder. It is made, but not what it lies in: that may be a share which is not mounted."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def put(self, key: str, data: bytes) -> None:
         path = self._root / key
+        if not self._root.parent.is_dir():
+            advice = "there is no such folder: mount the share that holds it, or make it if new"
+            raise FileNotFoundError(errno.ENOENT, advice, str(self._root.parent))
         make_parent(str(path))
         draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:

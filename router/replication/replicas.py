@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import time
+import uuid
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -35,6 +36,7 @@ from .paths import (
     deployment_url,
     line_key,
     line_url,
+    local_path,
     parse_number,
     record_key,
 )
@@ -42,6 +44,8 @@ from .restore import LIST_TIMEOUT_S, restore_points
 
 PROBE_KEY: Final = "probe"
 PROBE_TIMEOUT_S: Final = 30.0
+# A file below a folder of replicas that tells it from one of its name on a node without the share.
+MARK_PREFIX: Final = "mark-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ class Replicas:
         self.settings = settings
         self.base: ReplicaUrl = deployment_url(settings.replica_url, namespace)
         self._objects: Objects | None = None
+        self._mark = ""
 
     @classmethod
     def open(cls, settings: Settings, namespace: str) -> "Replicas | None":
@@ -124,6 +129,8 @@ class Replicas:
             if self.objects.get(PROBE_KEY) != data:
                 raise OSError("what was written does not read back")
             self.objects.remove(PROBE_KEY)
+            if self.base.scheme == "file":
+                self._mark = f"{local_path(self.base)}/{self._marked()}"
 
         try:
             await asyncio.wait_for(asyncio.to_thread(probe), PROBE_TIMEOUT_S)
@@ -133,12 +140,23 @@ class Replicas:
             reason = f"replicas cannot be written ({error}); check the URL and the credentials"
             raise StorageError(url, reason) from error
 
+    def _marked(self) -> str:
+        """Return the key of the folder's mark, which is made once."""
+        for name in self.objects.names(""):
+            if name.startswith(MARK_PREFIX):
+                return name
+        key = MARK_PREFIX + uuid.uuid4().hex
+        self.objects.put(key, b"Nodes that lack this file write no replicas here.\n")
+        return key
+
     def spec(self, name: str, generation: int) -> ReplicaSpec:
         """Return what an activation needs to know of its file's replica."""
+        return self.spec_of(self.url(name, generation))
+
+    def spec_of(self, url: str, socket: str = "") -> ReplicaSpec:
+        """Return what whoever has a file open needs to know of its replica."""
         settings = self.settings
-        return ReplicaSpec(
-            self.url(name, generation), settings.durability, settings.replica_timeout_s
-        )
+        return ReplicaSpec(url, settings.durability, settings.replica_timeout_s, socket, self._mark)
 
     def url(self, name: str, generation: int) -> str:
         """Return where the replica of one of a conversation's files lies."""

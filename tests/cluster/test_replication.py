@@ -44,6 +44,8 @@ def engine() -> None:
 def replicated(deploy: Deploy, tmp_path: Path) -> EnterReplicated:
     """Enter a deployment whose replicas lie in a folder beside its own."""
 
+    (tmp_path / "far").mkdir()
+
     def enter(**settings: Any) -> Any:
         return deploy(
             **(

@@ -38,12 +38,14 @@ class Place:
         self.replica = folder / "far" / "alice" / "1"
         self.url = f"file://{self.replica}"
         self.folder = folder
+        self.mark = ""
         self._restores = 0
 
     def activation(
         self, epoch: int, durability: Durability = Durability.REPLICATED, timeout_s: float = 20.0
     ) -> Activation[Conversation]:
-        spec = ReplicaSpec(self.url, durability, timeout_s, socket_path(self.disk))
+        socket = socket_path(self.disk)
+        spec = ReplicaSpec(self.url, durability, timeout_s, socket, self.mark)
         return Activation(Conversation, name="alice", path=self.file, epoch=epoch, replica=spec)
 
     async def texts(self, at: datetime | None = None) -> list[str]:
@@ -309,3 +311,52 @@ async def test_another_url_is_heeded_and_gets_the_whole_file(
     await append(after, "m5")
     assert await place.texts() == [f"m{number}" for number in range(6)]
     await after.close()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_node_that_lacks_the_share_confirms_nothing_and_makes_no_folder(
+    daemon: Daemon, place: Place, is_there: bool
+) -> None:
+    """Whether the mount point is missing on it or only empty."""
+    far = place.folder / "far"
+    place.mark = str(far / "mark")
+    if is_there:
+        far.mkdir()
+    with pytest.raises(ReplicaUnavailableError, match="not mounted on this node"):
+        await place.activation(1, timeout_s=1.0).start()
+    assert far.exists() is is_there
+    assert not is_there or list(far.iterdir()) == []
+    far.mkdir(exist_ok=True)
+    Path(place.mark).touch()
+    alice = place.activation(2)
+    await alice.start()
+    await append(alice, "m0")
+    assert await place.texts() == ["m0"]
+    await alice.close()
+
+
+async def test_what_was_written_while_the_share_was_away_is_in_it_once_it_is_back(
+    daemon: Daemon, place: Place
+) -> None:
+    far, away = place.folder / "far", place.folder / "away"
+    far.mkdir()
+    place.mark = str(far / "mark")
+    Path(place.mark).touch()
+    alice = place.activation(1, timeout_s=2.0)
+    await alice.start()
+    await append(alice, "m0")
+    far.rename(away)
+    with pytest.raises(ReplicaUnavailableError, match="not mounted on this node"):
+        await append(alice, "m1")
+    assert list(far.rglob("*.ltx")), "the engine wrote to this disk"
+
+    def mounted_again() -> bool:
+        shutil.rmtree(far, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the engine made it once more
+            away.rename(far)
+        return not away.exists()
+
+    await until(mounted_again, "the share is back")
+    await append(alice, "m2")
+    assert await place.texts() == ["m0", "m1", "m2"]
+    await alice.close()

@@ -45,6 +45,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        (folder / "far").mkdir()
         self.cluster = FakeCluster({name: folder / name for name in "abc"})
         self.stack = contextlib.AsyncExitStack()
         self.daemons: dict[str, contextlib.AsyncExitStack] = {}
@@ -66,6 +67,7 @@ class World:
                 await self.daemons[name].enter_async_context(running(Daemon(root, TERMS)))
         root = self.folder / "a"
         self.replicas = self.replicas_class(self.settings, NAMESPACE)
+        await self.replicas.check()
         found = await home.prepare(root, self.replicas)
         self.directory = ReplicatedDirectory(root)
         try:
@@ -378,3 +380,22 @@ async def test_in_place_keeps_all_or_restores_nothing(world: World) -> None:
     assert world.router.entry("alice").generation == entry.generation
     assert await world.stored("alice") == ["m0", "m1"]
     assert world.directory.get("before") is None
+
+
+async def test_a_folder_that_is_not_there_is_told_at_the_start_and_never_made(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    (tmp_path / "far").rmdir()
+    with pytest.raises(StorageError, match="mount the share"):
+        await world.start()
+    assert not (tmp_path / "far").exists()
+    await asyncio.gather(*(daemon.aclose() for daemon in world.daemons.values()))
+
+
+async def test_a_folder_of_replicas_is_marked_once(world: World) -> None:
+    marks = list((world.folder / "far" / NAMESPACE).glob("mark-*"))
+    await world.upkeep.close()
+    await world.start()
+    assert list((world.folder / "far" / NAMESPACE).glob("mark-*")) == marks
+    assert world.replicas.spec("alice", 1).mark == str(marks[0])

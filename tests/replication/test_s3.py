@@ -301,6 +301,7 @@ async def test_records_and_lines_are_found_and_removed(
 ) -> None:
     """The engine and this package mean the same place, whatever characters lead there."""
     path = f"far/{tmp_path.name}/a-b.c_d~e+f=g@h,i:j"
+    (tmp_path / path).mkdir(parents=True)
     url = url_of(relay, path) if scheme == "s3" else f"file://{tmp_path}/{path}"
     settings = Settings(storage_root=tmp_path, durability=Durability.REPLICATED, replica_url=url)
     replicas = Replicas(settings, namespace)
