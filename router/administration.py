@@ -98,6 +98,11 @@ class Administration:
             await asyncio.sleep(0)  # others are served between two pages
         return dict(found)
 
+    def replicas_behind(self) -> tuple[int, float]:
+        """Return how many sleeping conversations' replicas lack something, and for how many s."""
+        failover = self._router.failover
+        return (0, 0.0) if failover is None else failover.directory.count_behind()
+
     async def nodes(self) -> list[NodeInfo]:
         """List the live nodes."""
         pool = self._router.pool

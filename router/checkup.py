@@ -93,6 +93,8 @@ class Deployment:
     active: tuple[ConversationInfo, ...] = ()
     disks: dict[str, int] = field(default_factory=dict)
     """How many conversations lie on each disk."""
+    behind: tuple[int, float] = (0, 0.0)
+    """How many sleeping conversations' replicas lack something, and for how many seconds."""
     gone: tuple[str, ...] = ()
     """What is told of nodes that have left the cluster."""
     durability: Durability = Durability.LOCAL
@@ -462,7 +464,15 @@ def _judge_replicas(deployment: Deployment) -> list[Finding]:
         text = f"{number} more than {LAG_WARNING_S:.0f} s behind: {', '.join(behind[:5])}"
         advice = "check that the nodes reach replica_url, and the credentials there"
         found.append(Finding("fault", "replicas", "", text, advice))
-    most = max(lags.values(), default=0.0)
+    asleep, lag_s = deployment.behind
+    if lag_s > LAG_WARNING_S:
+        text = f"{count(asleep, 'conversation')} asleep, not wholly copied for {lag_s:.0f} s"
+        advice = (
+            "each is copied while it sleeps once its node and replica_url are there; after"
+            " replication was turned on that takes a while"
+        )
+        found.append(Finding("warning", "replicas", "", text, advice))
+    most = max([lag_s, *lags.values()])
     told = f"{deployment.durability.value}; at most {most:.1f} s behind"
     return _or_ok(found, "replicas", told)
 

@@ -429,6 +429,15 @@ class Client:
             found.update(part)
         return dict(found)
 
+    async def replicas_behind(self) -> tuple[int, float]:
+        """Return how many sleeping conversations have a replica that lacks something of them.
+
+        They are copied while they sleep, once their disk and the store are there.
+        Returns: that, and for how many seconds the first has been so.
+        """
+        parts = await self._ask_all("replicas_behind")
+        return sum(number for number, _ in parts), max(lag_s for _, lag_s in parts)
+
     async def nodes(self) -> Nodes:
         """List the live nodes."""
         return merge_nodes(await self._ask_all("nodes"))

@@ -85,7 +85,8 @@ CREATE TABLE IF NOT EXISTS conversations (
   promised INTEGER NOT NULL DEFAULT 0,
   has_file INTEGER NOT NULL DEFAULT 0,
   line INTEGER NOT NULL DEFAULT 0,
-  position INTEGER NOT NULL DEFAULT 0
+  position INTEGER NOT NULL DEFAULT 0,
+  behind_since INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS conversations_owned ON conversations (state)
   WHERE state <> 'hibernated';
@@ -135,6 +136,8 @@ class Directory:
         self.now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
         self.spent = SpentLines(self._storage, self.now_ms)
         self.records = DueRecords(self._storage)
+        self.replicas_follow = False
+        """Whether replicas follow what is acknowledged, so that any may lack its end."""
         self._storage.sql.exec(_SCHEMA + SPENT_SCHEMA + DUE_SCHEMA)
         self._upgrade()
         self.jobs = JobLog(self._storage, self.now_ms)
@@ -184,6 +187,14 @@ class Directory:
                 "ALTER TABLE conversations ADD COLUMN line INTEGER NOT NULL DEFAULT 0;"
                 "ALTER TABLE conversations ADD COLUMN position INTEGER NOT NULL DEFAULT 0"
             )
+        if "behind_since" not in columns:
+            self._storage.sql.exec(
+                "ALTER TABLE conversations ADD COLUMN behind_since INTEGER NOT NULL DEFAULT 0"
+            )
+        self._storage.sql.exec(
+            "CREATE INDEX IF NOT EXISTS conversations_behind ON conversations (behind_since)"
+            " WHERE behind_since > 0"
+        )
 
     def leave_replica(self) -> None:
         """Note that nobody copies the file: a replica that it had lacks what is written now."""
@@ -299,7 +310,7 @@ class Directory:
             epoch = (self._storage.meta.get(FLOOR) or 0) + 1
             created = self._apply(
                 f"INSERT INTO conversations VALUES (?, '{State.ACTIVE}', ?, ?, ?, ?, ?,"
-                " NULL, 0, ?, ?, NULL, 0, 0, 0, 0)",
+                " NULL, 0, ?, ?, NULL, 0, 0, 0, 0, 0)",
                 (
                     check_name(name),
                     epoch,
@@ -327,7 +338,7 @@ class Directory:
         """Give a conversation to an owner under the next epoch; None when the epoch moved on."""
         return await self._change(
             f"UPDATE conversations SET state = '{State.ACTIVE}', epoch = {NEXT_EPOCH}, node_id = ?,"
-            " actor = ?, target = NULL, last_active_at = max(last_active_at, ?)"
+            " actor = ?, target = NULL, last_active_at = max(last_active_at, ?), behind_since = 0"
             f" WHERE name = ? AND epoch = ? AND disk_id = ?"
             f" AND state IN ({_among(sources(State.ACTIVE))})",
             (
@@ -362,18 +373,27 @@ class Directory:
         file_bytes: int | None,
         last_active_at: int | None,
         position: int = 0,
+        behind: bool | None = None,
     ) -> Entry | None:
         """Note that nobody owns a conversation; None when another epoch does.
 
-        Args: `position` is where its replica is complete, as far as that is known.
+        Args:
+            position: where its replica is complete, as far as that is known.
+            behind: whether its replica lacks something; None: nobody could tell.
         """
+        has_replica, unknown = self.records.is_on, behind is None
+        lacks = has_replica and (self.replicas_follow if behind is None else behind)
         return await self._change(
             f"UPDATE conversations SET state = '{State.HIBERNATED}', node_id = NULL, actor = NULL,"
             " target = NULL, file_bytes = coalesce(?, file_bytes),"
             " last_active_at = max(last_active_at, coalesce(?, 0)),"
-            " line = iif(?3 > 0, generation, line), position = iif(?3 > 0, ?3, position)"
+            " line = iif(?3 > 0, generation, line), position = iif(?3 > 0, ?3, position),"
+            " behind_since = iif(has_file AND (?6 OR (?7 AND line <> generation)), ?8, 0)"
             f" WHERE name = ?4 AND epoch = ?5 AND state IN ({_among(sources(State.HIBERNATED))})",
-            (file_bytes, last_active_at, position, check_name(name), epoch),
+            (
+                *(file_bytes, last_active_at, position, check_name(name), epoch),
+                *(lacks, has_replica and unknown, self.now_ms()),
+            ),
         )
 
     async def forget_new(self, name: str, epoch: int) -> None:

@@ -48,7 +48,7 @@ class FailOver:
         self._router, self._now = router, now
         self.directory = router.directory
         self.replicas = replicas
-        self.keeping = StoreKeeping(self.directory, replicas)
+        self.keeping = StoreKeeping(self.directory, replicas, router.pool, router.locks)
         self._missing: dict[str, float] = {}
         self._without_file: dict[str, int] = {}
 

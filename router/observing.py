@@ -52,6 +52,9 @@ class Watch:
         for state in State:
             meters.CONVERSATIONS.set(counts.get(state, 0), state.value)
         look_at_disk(router.root)
+        if router.failover is not None:
+            _, lag_s = router.failover.directory.count_behind()
+            meters.REPLICATION_LAG_SECONDS.set(lag_s)
         self._look_at_nodes()
 
     def _look_at_nodes(self) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from sessions_actor.names import check_name
-from sessions_actor.replica import Replica, ReplicaSpec
+from sessions_actor.replica import Durability, Replica, ReplicaSpec
 
 from .directory import FLOOR, GENERATION, NEXT_EPOCH, Directory
-from .entries import LINE_KEY, PENDING_KEY, Entry, Owner, State
+from .entries import COPY_PENDING, LINE_KEY, PENDING_KEY, Entry, Owner, State
 from .spent import Keep
 
 # Numbers left out when a directory is brought back: more than are given between two syncs.
@@ -34,9 +34,57 @@ class ReplicatedDirectory(Directory):
             done until `settled`.
         """
         self._storage.meta.put({LINE_KEY: line, PENDING_KEY: pending})
-        self._replica, self.spent.keep = Replica(self._storage, spec), keep
+        self._replica, self.spent.keep = Replica(self._storage.path, spec), keep
         self.records.is_on = True
-        self._replica.start()
+        self.replicas_follow = spec.durability is Durability.ASYNC
+        if pending == COPY_PENDING:
+            self._storage.transaction(self._forget_lines)
+        self._replica.start(self._storage)
+
+    def _forget_lines(self) -> None:
+        """Note that the store may know nothing of what was written so far, or be another."""
+        self._storage.write("UPDATE conversations SET line = 0, position = 0")
+        self._storage.write(
+            f"UPDATE conversations SET behind_since = ? WHERE state = '{State.HIBERNATED}'"
+            " AND has_file AND behind_since = 0",
+            (self.now_ms(),),
+        )
+
+    def behind(self, after: tuple[int, str] | None, limit: int) -> list[tuple[int, Entry]]:
+        """Return sleeping conversations whose replicas lack something, and since when, in ms.
+
+        Args: `after` is the last of the page before: since when, and its name.
+        """
+        since, name = after or (0, "")
+        rows = self._storage.fetch(
+            "SELECT behind_since, name FROM conversations WHERE behind_since > 0"
+            " AND (behind_since, name) > (?, ?) ORDER BY behind_since, name LIMIT ?",
+            (since, name.encode(), limit),
+        )
+        found = [(since, self.get(name.decode())) for since, name in rows]
+        return [(since, entry) for since, entry in found if entry is not None]
+
+    def count_behind(self) -> tuple[int, float]:
+        """Return how many those are, and for how many seconds the first has been so."""
+        ((number, first),) = self._storage.fetch(
+            "SELECT count(*), min(behind_since) FROM conversations WHERE behind_since > 0"
+        )
+        return number, 0.0 if first is None else max(0.0, (self.now_ms() - first) / 1000)
+
+    async def caught_up(self, name: str, epoch: int, position: int) -> None:
+        """Note that a sleeping conversation's replica is complete; 0: there is no file to copy."""
+
+        def op() -> None:
+            after = self._apply(
+                "UPDATE conversations SET behind_since = 0, line = iif(?1 > 0, generation, line),"
+                " position = iif(?1 > 0, ?1, position)"
+                f" WHERE name = ?2 AND epoch = ?3 AND state = '{State.HIBERNATED}'",
+                (position, check_name(name), epoch),
+            )
+            if after is not None and position > 0:
+                self.records.note(after)
+
+        await self._storage.submit(op)
 
     async def settled(self) -> None:
         """Note that nothing is pending, once the replica holds all there is.
@@ -90,7 +138,7 @@ class ReplicatedDirectory(Directory):
             after = self._apply(
                 f"UPDATE conversations SET state = '{State.ACTIVE}', epoch = {NEXT_EPOCH},"
                 " generation = ?, has_file = ?, disk_id = ?, node_id = ?, actor = ?,"
-                " target = NULL, last_active_at = max(last_active_at, ?)"
+                " target = NULL, behind_since = 0, last_active_at = max(last_active_at, ?)"
                 f" WHERE name = ? AND epoch = ? AND disk_id = ? AND state = '{State.HIBERNATED}'",
                 (
                     generation,

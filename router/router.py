@@ -491,6 +491,7 @@ class Router:
                 file_bytes=result.file_bytes,
                 last_active_at=result.last_active_at,
                 position=result.position,
+                behind=result.behind,
             )
         )
         self.pool.release(serving.slot)

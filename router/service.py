@@ -217,6 +217,10 @@ class RouterActor:
         """See `Administration.disks`."""
         return await (await self._started()).administration.disks()
 
+    async def replicas_behind(self) -> tuple[int, float]:
+        """See `Administration.replicas_behind`."""
+        return (await self._started()).administration.replicas_behind()
+
     async def delete(self, name: str) -> bool:
         """See `Administration.delete`."""
         return await (await self._started()).administration.delete(name)

@@ -351,6 +351,10 @@ class SyncClient:
         """See `Client.disks`."""
         return shared_loop().run(self._client.disks())
 
+    def replicas_behind(self) -> tuple[int, float]:
+        """See `Client.replicas_behind`."""
+        return shared_loop().run(self._client.replicas_behind())
+
     def nodes(self) -> Nodes:
         """See `Client.nodes`."""
         return shared_loop().run(self._client.nodes())

@@ -84,6 +84,8 @@ class Ended:
     followed: bool
     position: int = 0
     """The transaction up to which its replica is complete; 0 without one."""
+    behind: bool = False
+    """Whether its replica lacks something of the file."""
 
 
 class Remains:
@@ -524,7 +526,8 @@ class Hosted:
             if self.remains.log is not None:
                 self.remains.log.close()
         position = 0 if replica is None else replica.position
-        return Ended(file_bytes, self._active_at_ms, self.followed, position)
+        behind = self._activation.behind
+        return Ended(file_bytes, self._active_at_ms, self.followed, position, behind)
 
     def _slow(self) -> set[asyncio.Task[Answer]]:
         """Calls under way that were answered with a ticket."""

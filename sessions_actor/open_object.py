@@ -49,6 +49,8 @@ class Activation(Generic[Host]):
         self._replica: Replica | None = None
         self._storage: Storage | None = None
         self._host: Host | None = None
+        self.behind = False
+        """Whether the file was closed before its replica had all of it."""
 
     @property
     def replica(self) -> Replica | None:
@@ -82,8 +84,8 @@ class Activation(Generic[Host]):
         try:
             epoch = self._take_ownership(storage)
             if self._replica_spec is not None:
-                self._replica = Replica(storage, self._replica_spec)
-                self._replica.start()
+                self._replica = Replica(storage.path, self._replica_spec)
+                self._replica.start(storage)
             self._host = host = self._class(ObjectState(self._name, storage, epoch))
             if host.installed_lifecycle is not None:
                 await host.installed_lifecycle.start()
@@ -137,10 +139,11 @@ class Activation(Generic[Host]):
         if replica is None:
             return
         if storage.broken is not None:
+            self.behind = True
             replica.abandon()
             return
         storage.flush()
-        await replica.finish()
+        self.behind = not await replica.finish()
 
 
 @asynccontextmanager

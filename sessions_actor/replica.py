@@ -188,10 +188,10 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
 
 
 class Replica:
-    """The replica of one open file, from `start` to `finish`."""
+    """The replica of one file: while that is open, from `start` to `finish`, or once, by `sync`."""
 
-    def __init__(self, storage: Storage, spec: ReplicaSpec) -> None:
-        self._storage, self._spec = storage, spec
+    def __init__(self, path: str, spec: ReplicaSpec) -> None:
+        self._path, self._spec = path, spec
         self._socket = ControlSocket(spec.socket)
         self._position = 0
         # When the oldest commit was made that the replica lacks, and the oldest that came after
@@ -221,16 +221,16 @@ class Replica:
         since = self._behind_since
         return 0.0 if since is None else time.monotonic() - since
 
-    def start(self) -> None:
-        """Have the file copied from now on, and its writes wait as its durability demands."""
+    def start(self, storage: Storage) -> None:
+        """Have the open file copied from now on; its writes wait as its durability demands."""
         spec = self._spec
-        self._storage.on_commit(self._committed)
+        storage.on_commit(self._committed)
         if spec.durability is Durability.REPLICATED:
             self._confirmation = Confirmation(self.sync, spec.timeout_s)
-            self._storage.replicate(self._confirmation)
+            storage.replicate(self._confirmation)
             self._behind_since = time.monotonic()
         else:
-            self._storage.replicate(None)
+            storage.replicate(None)
             self._committed()
 
     async def sync(self) -> None:
@@ -263,11 +263,11 @@ class Replica:
             await self._let_go()
             self._is_ours = True
         seconds = math.ceil(self._spec.timeout_s)
-        order = {"path": self._storage.path, "wait": True, "timeout": seconds}
+        order = {"path": self._path, "wait": True, "timeout": seconds}
         try:
             answer = await self._order("/sync", order)
         except ReplicaUnavailableError as error:
-            if not is_state_lost(error.reason, self._storage.path):
+            if not is_state_lost(error.reason, self._path):
                 raise
             await self._start_over()
             answer = await self._order("/sync", order)
@@ -283,9 +283,9 @@ class Replica:
             return
         self._is_unreachable = error is not None
         if error is not None:
-            log(logging.WARNING, "replica.unreachable", source=self._storage.path, error=error)
+            log(logging.WARNING, "replica.unreachable", source=self._path, error=error)
         else:
-            log(logging.INFO, "replica.reached", source=self._storage.path)
+            log(logging.INFO, "replica.reached", source=self._path)
 
     async def finish(self) -> bool:
         """Bring the replica up to date and let go of the file; says whether that was done.
@@ -299,8 +299,8 @@ class Replica:
         try:
             async with asyncio.timeout(self._spec.timeout_s):
                 await self.sync()
-                await self._order("/unregister", {"path": self._storage.path})
-            trim_engine_folder(self._storage.path)
+                await self._order("/unregister", {"path": self._path})
+            trim_engine_folder(self._path)
         except (ReplicaUnavailableError, TimeoutError):
             return False
         finally:
@@ -382,14 +382,14 @@ class Replica:
         """Have the daemon forget what it kept of the file: it copies it whole into the line."""
         with contextlib.suppress(ReplicaUnavailableError):
             await self._let_go()
-        shutil.rmtree(engine_folder(self._storage.path), ignore_errors=True)
+        shutil.rmtree(engine_folder(self._path), ignore_errors=True)
 
     async def _let_go(self) -> None:
         """Have the daemon know nothing of the file, as far as it knew it."""
-        await self._order("/unregister", {"path": self._storage.path, "timeout": 1})
+        await self._order("/unregister", {"path": self._path, "timeout": 1})
 
     async def _register(self) -> tuple[int, dict[str, Any]]:
-        known = {"path": self._storage.path, "replica_url": self._spec.url}
+        known = {"path": self._path, "replica_url": self._spec.url}
         return await self._ask("/register", known)
 
     async def _ask(self, target: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:

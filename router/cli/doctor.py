@@ -64,8 +64,12 @@ async def doctor(deployment: Deployment) -> int:
 async def _gather(client: "Client", namespace: str) -> checkup.Deployment:
     """Ask every node of the cluster, and the router for what is active."""
     settings = client.settings
-    known, active, disks, gone = await asyncio.gather(
-        client.nodes(), client.active(ACTIVE_LOOKED_AT), client.disks(), asyncio.to_thread(_gone)
+    known, active, disks, behind, gone = await asyncio.gather(
+        client.nodes(),
+        client.active(ACTIVE_LOOKED_AT),
+        client.disks(),
+        client.replicas_behind(),
+        asyncio.to_thread(_gone),
     )
     asked = [_ask(node.node_id, namespace, settings) for node in known]
     answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -85,6 +89,7 @@ async def _gather(client: "Client", namespace: str) -> checkup.Deployment:
         known=tuple(known),
         active=tuple(active),
         disks=disks,
+        behind=behind,
         gone=gone,
         durability=settings.durability,
     )

@@ -7,6 +7,7 @@ comparison of a replica with it.
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import os
 import shutil
@@ -22,7 +23,7 @@ import apsw
 from sessions_actor.database_file import ENGINE_PREFIX, FileLock, remove_database
 from sessions_actor.errors import StorageCorruptError, StorageError
 from sessions_actor.gate import META_TABLE
-from sessions_actor.replica import Replica, forget_file
+from sessions_actor.replica import Replica, ReplicaSpec, forget_file, socket_path
 from sessions_actor.storage import Storage
 from sessions_actor.transfer import digests_of
 
@@ -33,6 +34,9 @@ COPY_PAGES: Final = 256
 WINDOW_BYTES_MAX: Final = 4 * 1024 * 1024
 # How often a comparison looks for a moment at which nothing is written.
 QUIET_TRIES_MAX: Final = 50
+
+# How long a file that nobody waits for may take to its replica: it may be copied whole.
+COPY_TIMEOUT_S: Final = 60.0
 
 SCRATCH_FOLDER: Final = "scratch"
 
@@ -107,6 +111,26 @@ def _become(target: Path, name: str) -> None:
 async def drop_file(root: Path, file: str) -> None:
     """Remove a file that was brought back for nothing."""
     await asyncio.to_thread(remove_database, root / file)
+
+
+async def copy_asleep(root: Path, file: str, replica: ReplicaSpec) -> int:
+    """Bring the replica of a file that nobody has open up to date; `forget_file` lets go of it.
+
+    Whoever opens the file meanwhile goes on with the daemon as this leaves it.
+    Returns: the transaction up to which it is complete; 0 when the file is not there.
+    Raises: ReplicaUnavailableError.
+    """
+    path = root / file
+    if not path.exists():
+        return 0
+    timeout_s = max(replica.timeout_s, COPY_TIMEOUT_S)
+    here = dataclasses.replace(replica, socket=socket_path(root), timeout_s=timeout_s)
+    copy = Replica(str(path), here)
+    try:
+        await copy.sync()
+    finally:
+        copy.abandon()
+    return copy.position
 
 
 # -------------------------------------------------------------------------------------- steps

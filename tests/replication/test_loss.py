@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from router.administration import Administration
-from router.directory import Directory
+from router.directory import Directory, Owner
 from router.leases import Leases
 from router.replication.daemon import Daemon
 from router.replication.objects import Objects
@@ -261,10 +261,74 @@ async def test_moments_before_a_move_are_restored_under_async(tmp_path: Path) ->
         await world.stop()
 
 
+async def test_what_an_owner_left_behind_is_copied_while_it_sleeps(tmp_path: Path) -> None:
+    """The store was away when it hibernated, and the daemon that would have tried again is gone."""
+    world = World(tmp_path)
+    world.settings = world.settings.model_copy(
+        update={"durability": Durability.ASYNC, "replica_timeout_s": 1.0}
+    )
+    await world.start()
+    try:
+        await world.make_on("alice", "b")
+        await until(lambda: lag_of(world, "alice") == 0, "the replica has caught up")
+        (tmp_path / "far").rename(tmp_path / "away")
+        (tmp_path / "far").write_text("no folder")
+        await world.session("alice").append_message(message("m1"))
+        await Administration(world.router).hibernate("alice")
+        assert world.directory.count_behind()[0] == 1
+        await world.end_daemon("b")
+        (tmp_path / "far").unlink()
+        (tmp_path / "away").rename(tmp_path / "far")
+        await world.start_daemon("b")
+        await until(lambda: nobody_is_behind(world), "the replica has it all")
+        entry = world.router.entry("alice")
+        assert entry.line == entry.generation
+        await world.lose("b")
+        assert await world.stored("alice") == ["m0", "m1"]
+    finally:
+        await world.stop()
+
+
+async def test_what_slept_when_replication_was_turned_on_is_copied(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.start_local()
+    await world.make_on("alice", "b")
+    await world.upkeep.close()
+    await world.start()
+    try:
+        assert world.directory.count_behind()[0] == 1
+        await world.make_on("other", "b")
+        await until(lambda: nobody_is_behind(world), "the replica has it all")
+        await world.lose("b")
+        assert await world.stored("alice") == ["m0"]
+    finally:
+        await world.stop()
+
+
+async def test_a_conversation_that_wakes_is_no_longer_counted_as_left_behind(world: World) -> None:
+    await world.make_on("alice", "b")
+    await Administration(world.router).hibernate("alice")
+    entry = world.router.entry("alice")
+    assert world.directory.count_behind()[0] == 0, "its replica was brought up to date"
+    await world.directory.activate("alice", entry.epoch, Owner("b", "actor", entry.disk_id))
+    ended = world.router.entry("alice")
+    await world.directory.hibernate(
+        "alice", ended.epoch, file_bytes=1, last_active_at=1, position=5, behind=True
+    )
+    assert world.directory.count_behind()[0] == 1
+    assert await world.stored("alice") == ["m0"]
+    assert world.directory.count_behind()[0] == 0
+
+
 def keeping(world: World) -> StoreKeeping:
     failover = world.router.failover
     assert failover is not None
     return failover.keeping
+
+
+def nobody_is_behind(world: World) -> bool:
+    keeping(world).start()
+    return world.directory.count_behind() == (0, 0.0)
 
 
 def lag_of(world: World, name: str) -> float:

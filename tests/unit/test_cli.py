@@ -118,6 +118,10 @@ class Client(MemoryClient):
         """Count them all on the one disk."""
         return {"d1": len(self.conversations)}
 
+    async def replicas_behind(self) -> tuple[int, float]:
+        """No replica lacks anything."""
+        return 0, 0.0
+
     async def active(self, limit: int = 100) -> list[ConversationInfo]:
         """Describe those that do not sleep."""
         names = [name for name in self.conversations if name not in self.hibernated]

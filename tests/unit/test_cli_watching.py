@@ -216,6 +216,7 @@ def test_what_is_wrong_on_a_node(check: str, level: str, changes: dict[str, Any]
         ("replicas", "warning", {"durability": Durability.LOCAL}),
         ("disks", "warning", {"disks": {"d1": 5, "gone": 3}}),
         ("replicas", "fault", {"active": (info("alice", replica_lag_s=60.0),)}),
+        ("replicas", "warning", {"behind": (2, 90.0)}),
     ],
 )
 def test_what_is_wrong_with_the_whole(check: str, level: str, changes: dict[str, Any]) -> None:
