@@ -105,6 +105,7 @@ class AgentActor:
         if observing is not None:
             self._export = set_up(observing, "agent", node=node_id, pid=os.getpid())
         meters.REGISTRY.before_drain(lambda: look_at_disk(root))
+        self._asked = routers
         self._facts = NodeFacts(node_id, disk_id(root), machine_id())
         leases = {name: open_lease(lease_file(namespace, name, node_id)) for name in routers}
         self._namespace = namespace
@@ -119,9 +120,9 @@ class AgentActor:
         self._export.begin()
         await agent.run()
 
-    def ping(self) -> NodeFacts:
-        """Answer, as a sign of life."""
-        return self._facts
+    def ping(self) -> list[str]:
+        """Answer, as a sign of life, with the routers that are asked for the node's lease."""
+        return self._asked
 
     def pid(self) -> int:
         """Return the agent's process."""

@@ -85,7 +85,11 @@ class Cluster(Protocol):
         """End an actor's process, frozen or not."""
 
     async def keep_agent(self, node_id: str) -> None:
-        """Make sure that a node has an agent, and that it answers; a frozen one is replaced."""
+        """Make sure that a node has an agent, that it answers, and asks the routers there are.
+
+        One that is frozen, or asks others, is replaced.
+        Raises: TimeoutError, RayActorError when it did not answer.
+        """
 
     async def end_agent(self, node_id: str) -> None:
         """End a node's agent for good."""
@@ -209,11 +213,12 @@ class RayCluster:
             self._observing,
         )
         try:
-            await asyncio.wait_for(agent.ping.remote(), AGENT_TIMEOUT_S)
+            asked = await asyncio.wait_for(agent.ping.remote(), AGENT_TIMEOUT_S)
         except TimeoutError:
             ray.kill(agent, no_restart=False)
-        except ray.exceptions.RayActorError:
-            return  # it is being restarted, or its node is going
+            raise
+        if asked != self._routers:
+            ray.kill(agent)  # it outlived a resharding; the next look finds none, and makes one
 
     async def end_agent(self, node_id: str) -> None:
         with contextlib.suppress(ValueError):  # there is none

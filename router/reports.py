@@ -188,6 +188,16 @@ def renewed_again(router: str) -> None:
     log(_INFO, "lease.renewed_again", router=router)
 
 
+def agent_failed(node_id: str, error: BaseException) -> None:
+    """Note that the agent which renews a node's lease does not answer, or cannot be made."""
+    log(_WARNING, "agent.failed", node=node_id, error=error)
+
+
+def lease_absent(node_id: str, seconds: float) -> None:
+    """Note that nobody asked for a node's lease for so long: its conversations answer nothing."""
+    log(_ERROR, "lease.absent", node=node_id, seconds=seconds)
+
+
 def lease_lapsed(node_id: str, term: int) -> None:
     """Note that a node's lease ran out and its term was ended: others take its conversations."""
     meters.LEASES_LAPSED.inc()

@@ -24,6 +24,8 @@ LOOK_AROUND_S: Final = 5.0
 CLOSE_PATIENCE_S: Final = 2.0
 # Conversations that hibernate for idleness at once.
 LETTING_GO_MAX: Final = 16
+# A node that has not renewed its lease for so many times its duration is told of.
+ABSENT_TTLS: Final = 2
 
 
 class Upkeep:
@@ -36,6 +38,9 @@ class Upkeep:
         """What others have done at each round."""
         self._letting_go: set[asyncio.Task[bool]] = set()
         self._looking_after: dict[str, asyncio.Task[None]] = {}
+        self._low_since: dict[str, float] = {}
+        self._told: dict[str, set[str]] = {}
+        """What was told of each node since it last had its lease."""
 
     async def start(self, home_node_id: str, granting: Callable[[], None] = lambda: None) -> None:
         """Settle what an earlier router left, and keep actors warm.
@@ -197,17 +202,35 @@ class Upkeep:
                     reports.upkeep_failed(error)
 
     def _watch_leases(self) -> None:
-        leases = self._router.leases
-        for node_id in self._router.pool.nodes:
-            if leases.left_s(node_id) < LEASE_LOW * leases.ttl_s:
-                self._look_after(node_id)
+        leases, now, nodes = self._router.leases, self._router.now(), self._router.pool.nodes
+        low = [node for node in nodes if leases.left_s(node) < LEASE_LOW * leases.ttl_s]
+        for node_id in set(self._low_since) - set(low):
+            self._told.pop(node_id, None)
+        self._low_since = {node: self._low_since.get(node, now) for node in low}
+        for node_id, since in self._low_since.items():
+            self._look_after(node_id)
+            if now - since >= ABSENT_TTLS * leases.ttl_s and self._is_news(node_id, "absent"):
+                reports.lease_absent(node_id, now - since)
+
+    def _is_news(self, node_id: str, what: str) -> bool:
+        """Say whether something of a node was not told yet."""
+        told = self._told.setdefault(node_id, set())
+        is_news = what not in told
+        told.add(what)
+        return is_news
 
     def _look_after(self, node_id: str) -> None:
         """Make sure that a node has an agent, without waiting for it."""
         running = self._looking_after.get(node_id)
         if running is None or running.done():
-            kept = self._router.cluster.keep_agent(node_id)
-            self._looking_after[node_id] = asyncio.create_task(_quietly(kept))
+            self._looking_after[node_id] = asyncio.create_task(self._keep_agent(node_id))
+
+    async def _keep_agent(self, node_id: str) -> None:
+        try:
+            await self._router.cluster.keep_agent(node_id)
+        except Exception as error:  # the next round tries again
+            if self._is_news(node_id, type(error).__name__):
+                reports.agent_failed(node_id, error)
 
     def _hibernate_idle(self) -> None:
         router = self._router
@@ -240,6 +263,7 @@ class Upkeep:
                     await router.bury(serving)
         for node_id in set(self._looking_after) - set(pool.nodes):
             self._looking_after.pop(node_id).cancel()
+            self._told.pop(node_id, None)
             await router.cluster.end_agent(node_id)
         for node in pool.views():
             if node.disk_id is not None:

@@ -8,6 +8,7 @@ from .compaction import create_compact_function
 from .durable_object import DurableObject, ObjectState
 from .errors import (
     ConversationNotFoundError,
+    LeaseMissingError,
     MigratingError,
     MigrationFailedError,
     NoCapacityError,
@@ -48,6 +49,7 @@ __all__ = [
     "ConversationNotFoundError",
     "DurableObject",
     "HistoryRow",
+    "LeaseMissingError",
     "Lifecycle",
     "LifecycleCapability",
     "LifecycleEvent",

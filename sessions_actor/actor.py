@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from . import reports, wire
 from .disk import disk_id, file_bytes, machine_id, remove_file, root_here
 from .durable_object import DurableObject
-from .errors import MigratingError, RoutingError, StaleEpochError, StorageError
+from .errors import LeaseMissingError, RoutingError, StaleEpochError, StorageError
 from .hosted import Ended, Hosted, Remains
 from .lease import NodeLease
 from .limits import NO_CLIENT_LIMITS, ClientLimits
@@ -378,7 +378,7 @@ class ConversationActor:
                 return StaleEpochError(spec.epoch, 0)
             if clock() >= deadline:
                 reports.lease_missing(spec.name, spec.epoch, spec.term)
-                return MigratingError(spec.name, LEASE_WAIT_S)
+                return LeaseMissingError(spec.name, LEASE_WAIT_S)
             await asyncio.sleep(LEASE_LOOK_S)
         return None
 

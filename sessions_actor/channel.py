@@ -6,7 +6,8 @@ Rules:
 - The owner's address is kept until it proves wrong; only then is the resolver asked.
 - What waits is bounded in calls and bytes; past that a call fails at once (see `overload`).
 - A call ends with its result, with an error of its own, or, after `call_timeout_s` without reaching
-  an owner, with TimeoutError. A call that an owner is working on may take its time.
+  an owner, with TimeoutError. A call that an owner is working on may take its time. One that meets
+  an owner which moves is given that time anew, but waits no longer than `SEALED_TOTAL_S` for moves.
 """
 
 import asyncio
@@ -30,6 +31,8 @@ FRAME_BYTES_MAX: Final = 4 * MIB
 # An owner that has not answered for so long is asked after.
 SUSPECT_AFTER_S: Final = 3.0
 COLLECT_WAIT_S: Final = 2.0
+# A seal lasts for the last changes and the start of the next owner, whatever is moved.
+SEALED_TOTAL_S: Final = 120.0
 
 assert COLLECT_WAIT_S < SUSPECT_AFTER_S
 
@@ -81,6 +84,10 @@ class Call:
     future: asyncio.Future[bytes]
     tries: Tries = field(default_factory=Tries)
     owner: Address | None = None
+    refused: Exception | None = None
+    """Why the last owner that was reached did not carry it out."""
+    sealed_until: float | None = None
+    """Until when it waits for owners that move, once it met one."""
 
     def fail(self, error: BaseException) -> None:
         if not self.future.done():
@@ -186,13 +193,15 @@ class Channel:
             except Exception as error:
                 now = self._loop.time()
                 for call in calls:
-                    if not isinstance(error, TimeoutError) or call.deadline <= now:
+                    if not isinstance(error, TimeoutError):
                         call.fail(error)
+                    elif call.deadline <= now:
+                        call.fail(error if call.refused is None else self._timeout(call.refused))
                 continue
             try:
-                deadline = max(call.deadline for call in calls)
+                late = max(calls, key=lambda call: call.deadline)
                 frame = wire.pack_request(self.name, address.epoch, [call.part for call in calls])
-                reply = await self._reply(address, address.actor.serve.remote(frame), deadline)
+                reply = await self._reply(address, address.actor.serve.remote(frame), late)
                 answers = wire.unpack_reply(reply)
             except Exception as error:
                 calls = [call for call in calls if self._again(call, address, error)]
@@ -228,9 +237,14 @@ class Channel:
                 error = MigratingError(self.name, 0.0)
             call.fail(error)
             return False
+        if verdict is Verdict.REFUSED:
+            call.refused = error
         if isinstance(error, MigratingError):
-            # An owner was reached; how long it moves depends on its size.
-            call.deadline = self._loop.time() + self.resolver.call_timeout_s
+            now = self._loop.time()
+            if call.sealed_until is None:
+                call.sealed_until = now + SEALED_TOTAL_S
+            longer = min(now + self.resolver.call_timeout_s, call.sealed_until)
+            call.deadline = max(call.deadline, longer)
         if self._loop.time() >= call.deadline:
             call.fail(self._timeout(error))
             return False
@@ -280,11 +294,13 @@ class Channel:
         if self._address is None or self._address.epoch == address.epoch:
             self._address, self._failed = None, address
 
-    async def _reply(self, address: Address, asked: Any, deadline: float | None) -> bytes:
+    async def _reply(self, address: Address, asked: Any, call: Call | None) -> bytes:
         """Wait for an answer, asking after an owner who is silent.
 
+        Args: `call` is the one that may wait longest; None when the owner is working on it.
         Raises: CutShortError when another owner took over; TimeoutError past the deadline.
         """
+        deadline = None if call is None else call.deadline
         reply = Reply(asked)
         try:
             while True:
@@ -294,8 +310,8 @@ class Channel:
                 if await reply.came(wait_s):
                     answer: bytes = reply.result()
                     return answer
-                if deadline is not None and self._loop.time() >= deadline:
-                    raise self._timeout(None)
+                if call is not None and self._loop.time() >= call.deadline:
+                    raise self._timeout(call.refused)
                 until = self._loop.time() + self.resolver.call_timeout_s
                 owner = await self._resolve(address, until if deadline is None else deadline)
                 if owner.epoch != address.epoch:

@@ -89,6 +89,20 @@ class MigratingError(RoutingError):
         return f"conversation {self.name!r} is migrating: retry in {self.retry_after_s:g} s"
 
 
+class LeaseMissingError(RoutingError):
+    """The node that serves the conversation holds no lease now: it may acknowledge nothing."""
+
+    def __init__(self, name: str, retry_after_s: float) -> None:
+        super().__init__(name, retry_after_s)
+        self.name, self.retry_after_s = name, retry_after_s
+
+    def __str__(self) -> str:
+        return (
+            f"the node that serves conversation {self.name!r} has no lease: retry in"
+            f" {self.retry_after_s:g} s; `sessions-actor doctor` says which node, and why"
+        )
+
+
 class OverloadedError(RoutingError):
     """More waits than the conversation accepts; `unit` says what is counted: calls or bytes."""
 
@@ -198,6 +212,7 @@ ERRORS: tuple[type[SessionsActorError], ...] = (
     RoutingError,
     StaleEpochError,
     MigratingError,
+    LeaseMissingError,
     OverloadedError,
     NoCapacityError,
     ReplicaUnavailableError,

@@ -48,6 +48,7 @@ _SAFE_TEXTS: Final = (
     errors.StorageError,
     errors.StaleEpochError,
     errors.MigratingError,
+    errors.LeaseMissingError,
     errors.OverloadedError,
     errors.NoCapacityError,
     errors.OutputGateBrokenError,

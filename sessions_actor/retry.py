@@ -13,7 +13,7 @@ from typing import Final
 
 import ray.exceptions
 
-from .errors import MigratingError, OutputGateBrokenError, StaleEpochError
+from .errors import LeaseMissingError, MigratingError, OutputGateBrokenError, StaleEpochError
 
 BACKOFF_FIRST_S: Final = 0.01
 BACKOFF_MAX_S: Final = 0.5
@@ -58,7 +58,7 @@ def is_out_of_reach(error: BaseException) -> bool:
 
 def judge(error: BaseException) -> Verdict:
     """Say what an error means for the call that met it, on the way or in the answer."""
-    if isinstance(error, StaleEpochError | MigratingError):
+    if isinstance(error, StaleEpochError | MigratingError | LeaseMissingError):
         return Verdict.REFUSED
     if isinstance(error, OutputGateBrokenError | CutShortError) or is_lost(error):
         return Verdict.LOST

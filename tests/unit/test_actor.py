@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sessions_actor import MigratingError, StaleEpochError, wire
+from sessions_actor import LeaseMissingError, StaleEpochError, wire
 from sessions_actor.actor import ActivationSpec, ActorState, ConversationActor
 from sessions_actor.lease import NodeLease
 from sessions_actor.overload import Bounds
@@ -110,7 +110,7 @@ async def leased(tmp_path: Path) -> Leased:
 async def test_past_the_lease_a_call_is_refused_and_writes_nothing(leased: Leased) -> None:
     leased.time = 11.0
     answer = await append(leased.actor, "a", 1, "m")
-    assert isinstance(wire.load_error(answer.data), MigratingError)
+    assert isinstance(wire.load_error(answer.data), LeaseMissingError)
     assert await rows(leased.actor) == 0
 
 

@@ -93,7 +93,7 @@ async def test_an_agent_looks_at_its_disk_and_tells_who_it_misses(
         return any(line["event"] == "lease.renewal_failed" for line in lines)
 
     agent = NoRouter(str(tmp_path / "data"), "tests", ["router-1"], None, Observing())
-    assert agent.ping().node_id == "node-1"
+    assert agent.ping() == ["router-1"]
     await until(heard)
     (failed,) = [line for line in lines if line["event"] == "lease.renewal_failed"]
     assert (failed["role"], failed["node"], failed["router"]) == ("agent", "node-1", "router-1")

@@ -10,7 +10,12 @@ from ray.exceptions import ActorDiedError
 from sessions_actor import channel as channel_module
 from sessions_actor import wire
 from sessions_actor.channel import Address, Channel, Succession
-from sessions_actor.errors import MigratingError, NoCapacityError, StaleEpochError
+from sessions_actor.errors import (
+    LeaseMissingError,
+    MigratingError,
+    NoCapacityError,
+    StaleEpochError,
+)
 from sessions_actor.overload import Bounds
 from sessions_actor.retry import is_lost
 from sessions_actor.wire import Answer, Part
@@ -143,6 +148,40 @@ async def test_a_refused_call_goes_to_the_next_owner(error: Exception) -> None:
     assert directory.asked == [None, 8]
     assert [arg for frame in fresh.frames for arg in frame] == [str(i) for i in range(5)]
     assert not any(part.again for part in fresh.parts)
+
+
+async def test_a_call_to_an_owner_without_a_lease_fails_in_time() -> None:
+    directory = Directory(
+        Owner(lambda epoch, parts: [failed(LeaseMissingError("a", 0.1)) for _ in parts])
+    )
+    directory.call_timeout_s = 0.3
+    with pytest.raises(TimeoutError, match="has no lease"):
+        await asyncio.wait_for(Channel("a", directory).call("", "append_message", b"1"), 10)
+
+
+async def test_a_call_waits_for_a_move_beyond_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    sealed_until = loop.time() + 0.5
+
+    def answer(epoch: int, parts: list[Part]) -> list[Answer]:
+        return [failed(MigratingError("a", 0.1)) if loop.time() < sealed_until else ok()]
+
+    directory = Directory(Owner(answer))
+    directory.call_timeout_s = 0.2
+    monkeypatch.setattr("sessions_actor.retry.BACKOFF_MAX_S", 0.02)
+    await Channel("a", directory).call("", "append_message", b"1")
+
+
+async def test_a_call_does_not_wait_for_moves_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "SEALED_TOTAL_S", 0.4)
+    directory = Directory(
+        Owner(lambda epoch, parts: [failed(MigratingError("a", 0.1)) for _ in parts])
+    )
+    directory.call_timeout_s = 0.2
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(TimeoutError, match="is migrating"):
+        await asyncio.wait_for(Channel("a", directory).call("", "append_message", b"1"), 10)
+    assert asyncio.get_running_loop().time() - began >= 0.4
 
 
 async def test_calls_of_a_dead_owner_are_made_again_in_their_order() -> None:

@@ -8,6 +8,7 @@ from sessions_actor import errors
 from sessions_actor.errors import (
     ERRORS,
     ConversationNotFoundError,
+    LeaseMissingError,
     MigratingError,
     MigrationFailedError,
     NoCapacityError,
@@ -32,6 +33,7 @@ EXAMPLES = [
     RoutingError("x"),
     StaleEpochError(3, 5),
     MigratingError("alice", 0.25),
+    LeaseMissingError("alice", 1.0),
     OverloadedError(1000, 900),
     NoCapacityError(4),
     ReplicaUnavailableError("connection refused", 10.0),
@@ -66,6 +68,7 @@ def test_retryable_is_what_routing_failed() -> None:
         RoutingError,
         StaleEpochError,
         MigratingError,
+        LeaseMissingError,
         OverloadedError,
         NoCapacityError,
         ReplicaUnavailableError,

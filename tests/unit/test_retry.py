@@ -5,6 +5,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostErro
 
 from sessions_actor.errors import (
     ConversationNotFoundError,
+    LeaseMissingError,
     MigratingError,
     NoCapacityError,
     OutputGateBrokenError,
@@ -25,7 +26,7 @@ from sessions_actor.retry import (
     judge,
 )
 
-REFUSED = [StaleEpochError(1, 2), MigratingError("a", 0.1)]
+REFUSED = [StaleEpochError(1, 2), MigratingError("a", 0.1), LeaseMissingError("a", 0.1)]
 LOST = [
     ActorDiedError(),
     ActorUnavailableError("gone", b"x" * 16),
