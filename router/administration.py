@@ -17,6 +17,7 @@ from .directory import Entry, State
 from .models import ConversationInfo, NodeInfo
 from .router import Router, Serving
 from .settings import QUOTA_BYTES_MIN
+from .through import made, through
 
 # How long calls that take long may go on before a conversation that must hibernate cuts them short.
 PATIENCE_S: Final = 5.0
@@ -149,29 +150,40 @@ class Administration:
             await self._router.let_go_locked(serving, patience_s=PATIENCE_S)
 
     async def delete(self, name: str) -> bool:
-        """Delete a conversation and its file; says whether there was one."""
+        """Delete a conversation and its file; says whether there was one.
+
+        Raises: ReplicaUnavailableError when it is deleted and the directory's replica does not
+            know; asking again, which finds nothing, tells when it does.
+        """
         check_name(name)
         router = self._router
         async with router.locks.hold(name):
             entry = router.directory.get(name)
             if entry is None:
+                await router.directory.durable()
                 return False
-            if entry.state is State.MIGRATING:
-                await router.directory.abandon_migration(name, entry.epoch)
-            if entry.state is not State.DELETING:
-                await router.directory.begin_delete(name, entry.epoch)
-            serving = router.serving(name)
-            if serving is not None:
-                router.forget(serving)
-                await self._discard(serving)
-            if entry.node_id is not None and entry.node_id not in router.pool.nodes:
-                await router.take_over.outlast(entry.node_id)
-            await router.directory.finish_delete(name, entry.epoch)
-            if router.failover is not None:
-                router.failover.keeping.start()
+            await through(self._delete(entry))
         reports.deleted(name, entry.epoch)
         await router.sweeping.sweep(entry.disk_id)
+        await router.directory.durable()
         return True
+
+    async def _delete(self, entry: Entry) -> None:
+        """Carry a deletion out, all of it. The caller holds the lock."""
+        router, name = self._router, entry.name
+        if entry.state is State.MIGRATING:
+            await made(router.directory.abandon_migration(name, entry.epoch))
+        if entry.state is not State.DELETING:
+            await made(router.directory.begin_delete(name, entry.epoch))
+        serving = router.serving(name)
+        if serving is not None:
+            router.forget(serving)
+            await self._discard(serving)
+        if entry.node_id is not None and entry.node_id not in router.pool.nodes:
+            await router.take_over.outlast(entry.node_id)
+        await made(router.directory.finish_delete(name, entry.epoch))
+        if router.failover is not None:
+            router.failover.keeping.start()
 
     async def _discard(self, serving: Serving) -> None:
         """Have an owner end without keeping anything."""

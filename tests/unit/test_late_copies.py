@@ -112,3 +112,23 @@ async def test_an_owner_that_could_not_be_confirmed_is_followed(world: World, ch
     await life.get("alice").append_message(message("n"))
     assert (await ids(life.get("alice")))[-1] == "n"
     assert nothing_leaked(world, life)
+
+
+async def test_a_deletion_is_carried_out_whole_and_told_once_it_is_confirmed(world: World) -> None:
+    life = await world.start()
+    await life.get("alice").append_message(message("m"))
+    durable = life.directory.durable
+
+    async def late() -> None:
+        raise ReplicaUnavailableError("the store is away", 10.0)
+
+    life.directory.durable = late  # type: ignore[method-assign]
+    with away(life, "begin_delete", "finish_delete"):
+        for _ in range(2):
+            with pytest.raises(ReplicaUnavailableError):
+                await life.administration.delete("alice")
+    life.directory.durable = durable  # type: ignore[method-assign]
+    assert not await life.administration.delete("alice")
+    assert not list(world.root.glob("conversations/*/*.sqlite"))
+    assert nothing_leaked(world, life)
+    assert await ids(life.get("alice")) == []
