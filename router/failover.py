@@ -180,7 +180,8 @@ class FailOver:
         for generation in dict.fromkeys((entry.generation, entry.line)):
             if generation > 0:
                 position = entry.position if generation == entry.line else 0
-                sources.append(Source(self.replicas.url(entry.name, generation), position))
+                url = self.replicas.url(entry.name, generation)
+                sources.append(Source(url, position, self.replicas.mark))
         return sources
 
     async def completed(self, entry: Entry, position: int) -> None:

@@ -91,6 +91,23 @@ def socket_path(root: Path) -> str:
     return os.path.join(tempfile.gettempdir(), f"sessions-actor-{os.getuid()}", f"{digest}.sock")
 
 
+async def check_mark(mark: str, timeout_s: float) -> None:
+    """Make sure that a folder of replicas is mounted here: the engine would make one on this disk.
+
+    Raises: ReplicaUnavailableError.
+    """
+    if not mark:
+        return
+    try:
+        async with asyncio.timeout(timeout_s):
+            there = await asyncio.to_thread(os.path.exists, mark)
+    except TimeoutError:
+        raise ReplicaUnavailableError(f"no answer about {mark}", timeout_s) from None
+    if not there:
+        reason = f"the folder of replicas is not mounted on this node: it lacks {mark}"
+        raise ReplicaUnavailableError(reason, 0.0)
+
+
 class ControlSocket:
     """Requests to a daemon, one after another over one connection. HTTP/1.1, JSON both ways."""
 
@@ -357,26 +374,16 @@ class Replica:
         return answer
 
     async def _check_mark(self) -> None:
-        """Make sure that the replica's folder is mounted: the daemon makes one on this disk if not.
-
-        Raises: ReplicaUnavailableError.
-        """
-        spec = self._spec
-        if not spec.mark:
-            return
+        """See `check_mark`; the daemon begins anew with the file when the folder is not there."""
         try:
-            async with asyncio.timeout(spec.timeout_s):
-                there = await asyncio.to_thread(os.path.exists, spec.mark)
-        except TimeoutError:
-            raise ReplicaUnavailableError(f"no answer about {spec.mark}", spec.timeout_s) from None
-        if not there:
-            # What the daemon has just written lies on this disk: it must not take that for copied
-            # and go on behind it once the folder is there.
+            await check_mark(self._spec.mark, self._spec.timeout_s)
+        except ReplicaUnavailableError:
+            # What it has just written lies on this disk: it must not take that for copied and go
+            # on behind it once the folder is there.
             self._is_ours = False
             with contextlib.suppress(ReplicaUnavailableError):
                 await self._let_go()
-            reason = f"the folder of replicas is not mounted on this node: it lacks {spec.mark}"
-            raise ReplicaUnavailableError(reason, 0.0)
+            raise
 
     async def _start_over(self) -> None:
         """Have the daemon forget what it kept of the file: it copies it whole into the line."""

@@ -23,7 +23,7 @@ import apsw
 from sessions_actor.database_file import ENGINE_PREFIX, FileLock, remove_database
 from sessions_actor.errors import StorageCorruptError, StorageError
 from sessions_actor.gate import META_TABLE
-from sessions_actor.replica import Replica, ReplicaSpec, forget_file, socket_path
+from sessions_actor.replica import Replica, ReplicaSpec, check_mark, forget_file, socket_path
 from sessions_actor.storage import Storage
 from sessions_actor.transfer import digests_of
 
@@ -37,15 +37,21 @@ QUIET_TRIES_MAX: Final = 50
 
 # How long a file that nobody waits for may take to its replica: it may be copied whole.
 COPY_TIMEOUT_S: Final = 60.0
+# How long a share may take to say whether a folder of replicas is there.
+MARK_TIMEOUT_S: Final = 10.0
 
 SCRATCH_FOLDER: Final = "scratch"
 
 
 class Source(NamedTuple):
-    """A replica to restore from, and the transaction that it must hold at least."""
+    """A replica to restore from, and the transaction that it must hold at least.
+
+    `mark` is that of its folder; see `ReplicaSpec`.
+    """
 
     url: str
     position: int
+    mark: str = ""
 
 
 # ------------------------------------------------------------------------------------- chores
@@ -69,9 +75,12 @@ async def bring_back(
         rename_to: the conversation that the file becomes, when it is another.
     Returns: None when no replica holds anything.
     Raises: StorageCorruptError for a replica that is not sound, not this conversation's or lacks
-        something that was confirmed; StorageError.
+        something that was confirmed; StorageError; ReplicaUnavailableError where the folder of
+        replicas is not mounted.
     """
     target = root / file
+    for source in sources:
+        await check_mark(source.mark, MARK_TIMEOUT_S)
     await forget_file(root, file)
     await asyncio.to_thread(remove_database, target)
     for source in sources:

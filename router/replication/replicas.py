@@ -77,7 +77,7 @@ class Replicas:
         self.settings = settings
         self.base: ReplicaUrl = deployment_url(settings.replica_url, namespace)
         self._objects: Objects | None = None
-        self._mark = ""
+        self.mark = ""  # what says that a folder is mounted, once `check` has found or made it
 
     @classmethod
     def open(cls, settings: Settings, namespace: str) -> "Replicas | None":
@@ -130,7 +130,7 @@ class Replicas:
                 raise OSError("what was written does not read back")
             self.objects.remove(PROBE_KEY)
             if self.base.scheme == "file":
-                self._mark = f"{local_path(self.base)}/{self._marked()}"
+                self.mark = f"{local_path(self.base)}/{self._marked()}"
 
         try:
             await asyncio.wait_for(asyncio.to_thread(probe), PROBE_TIMEOUT_S)
@@ -156,7 +156,7 @@ class Replicas:
     def spec_of(self, url: str, socket: str = "") -> ReplicaSpec:
         """Return what whoever has a file open needs to know of its replica."""
         settings = self.settings
-        return ReplicaSpec(url, settings.durability, settings.replica_timeout_s, socket, self._mark)
+        return ReplicaSpec(url, settings.durability, settings.replica_timeout_s, socket, self.mark)
 
     def url(self, name: str, generation: int) -> str:
         """Return where the replica of one of a conversation's files lies."""

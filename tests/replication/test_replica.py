@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from router.replication.chores import Source, bring_back
 from router.replication.daemon import Daemon
 from router.replication.restore import (
     NothingToRestoreError,
@@ -360,3 +361,21 @@ async def test_what_was_written_while_the_share_was_away_is_in_it_once_it_is_bac
     await append(alice, "m2")
     assert await place.texts() == ["m0", "m1", "m2"]
     await alice.close()
+
+
+async def test_a_node_that_lacks_the_share_does_not_say_that_the_replica_is_gone(
+    daemon: Daemon, place: Place
+) -> None:
+    (place.folder / "far").mkdir()
+    place.mark = str(place.folder / "far" / "mark")
+    Path(place.mark).touch()
+    alice = place.activation(1)
+    await alice.start()
+    await append(alice, "m0")
+    await alice.close()
+    (place.folder / "far").rename(place.folder / "away")
+    root, source = place.folder / "other", Source(place.url, 1, place.mark)
+    with pytest.raises(ReplicaUnavailableError, match="not mounted on this node"):
+        await bring_back(root, "alice.2.sqlite", "alice", None, [source])
+    (place.folder / "away").rename(place.folder / "far")
+    assert await bring_back(root, "alice.2.sqlite", "alice", None, [source]) is not None
