@@ -187,9 +187,8 @@ class Recovery:
         rename_to: str | None = None,
         position: int = 0,
     ) -> None:
-        bringing = slot.actor.chore.remote(
-            bring_back, file, name, None, [Source(line.url, position)], at, rename_to
-        )
+        source = Source(line.url, position, self._failover.replicas.mark)
+        bringing = slot.actor.chore.remote(bring_back, file, name, None, [source], at, rename_to)
         if await asyncio.wait_for(answer(bringing), RESTORE_TIMEOUT_S) is None:
             raise NothingToRestoreError(line.url, "nothing is left of that moment")
 
