@@ -128,6 +128,7 @@ class Directory:
     ) -> None:
         file = root / shard.directory_file
         self._storage = Storage(file, quota_bytes=DIRECTORY_BYTES_MAX)
+        self.on_broken = self._storage.on_broken
         try:
             self._check_shard(shard, file)
         except BaseException:
@@ -204,6 +205,14 @@ class Directory:
 
     async def finish_replica(self) -> None:
         """Let go of what copies the file, as the last thing before `close`; here nothing does."""
+
+    async def prove(self) -> None:
+        """Make sure that the file can be written.
+
+        Raises: OutputGateBrokenError.
+        """
+        self._storage.meta.put({"proved_at": self.now_ms()})
+        await self._storage.durable()
 
     def close(self) -> None:
         """Commit and close the file."""

@@ -153,6 +153,11 @@ def router_start_failed(error: BaseException) -> None:
     log(_ERROR, "router.start_failed", error=error)
 
 
+def directory_broken(error: BaseException) -> None:
+    """Note that the directory could not be written: this router ends, another opens it anew."""
+    log(_ERROR, "directory.broken", error=error)
+
+
 def node_gone(node_id: str) -> None:
     """Note that a node left the cluster, in order or not."""
     log(_WARNING, "node.gone", node=node_id)

@@ -21,10 +21,11 @@ from sessions_actor.actor import check_writable
 from sessions_actor.channel import Address, Succession
 from sessions_actor.database_file import private
 from sessions_actor.disk import root_here
-from sessions_actor.errors import StorageError
+from sessions_actor.errors import OutputGateBrokenError, SessionsActorError, StorageError
 from sessions_actor.lease import lease_clock
 from sessions_actor.observing import set_up
 
+from . import reports
 from .administration import Administration
 from .agent import NodeFacts
 from .cluster import RayCluster
@@ -62,6 +63,8 @@ LEASES: Final = "leases"
 # How long the directory of a router that died may stay locked while its process goes.
 DIRECTORY_WAIT_S: Final = 10.0
 DAEMON_WAIT_S: Final = 30.0
+# A router whose directory broke ends after this: callers are told why first.
+BROKEN_LINGER_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,8 @@ class Deployment:
             directory.leave_replica()
         else:
             directory, replication = await _open_replicated(root, replicas)
+        upkeep: Upkeep | None = None
+        jobs: Jobs | None = None
         try:
             cluster = RayCluster(
                 namespace,
@@ -122,9 +127,18 @@ class Deployment:
             upkeep.chores.append(jobs.heed)
             if shard.index == 0:
                 _note_deployment(root, namespace)
-        except BaseException:
-            directory.close()
+            await directory.prove()
+        except BaseException as error:
+            if jobs is not None:
+                await jobs.close()
+            if upkeep is not None:
+                await upkeep.abandon()
+            with contextlib.suppress(OutputGateBrokenError):
+                directory.close()
             await _end(replication)
+            if isinstance(error, OutputGateBrokenError):
+                reason = f"the router cannot write its directory ({error.reason}); make room there"
+                raise StorageError(error.path, reason) from error
             raise
         watch = Watch(router, node_id)
         administration = Administration(router)
@@ -165,10 +179,23 @@ class RouterActor:
         if self._deployment is None:
             async with self._starting:
                 if self._deployment is None:
-                    self._deployment = await Deployment.start(
-                        self._settings, self._namespace, self._grant, self._shard
-                    )
+                    try:
+                        self._deployment = await Deployment.start(
+                            self._settings, self._namespace, self._grant, self._shard
+                        )
+                    except BaseException:
+                        self._granting = None
+                        raise
+                    self._deployment.router.directory.on_broken(self._directory_broke)
         return self._deployment
+
+    def _directory_broke(self, error: SessionsActorError) -> None:
+        """End the process: Ray starts it again, and what waits is asked of the next life.
+
+        That one tells its callers as StorageError when it cannot write either, and goes on.
+        """
+        reports.directory_broken(error)
+        asyncio.get_running_loop().call_later(BROKEN_LINGER_S, os._exit, 1)
 
     def _grant(self, router: Router) -> None:
         self._granting = router

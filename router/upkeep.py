@@ -70,6 +70,13 @@ class Upkeep:
         for node_id in {*named, *pool.nodes} - set(known):
             router.leases.expect(node_id, FIRST_TERM)
 
+    async def abandon(self) -> None:
+        """Stop as one that dies: nothing is put in order, the next start settles it."""
+        tasks = [*self._letting_go, *self._looking_after.values()]
+        for task in tasks if self._tending is None else [*tasks, self._tending]:
+            task.cancel()
+        await self._router.pool.close()
+
     async def close(self) -> None:
         """Hibernate everything and stop; what cannot hibernate is settled at the next start."""
         if self._tending is not None:

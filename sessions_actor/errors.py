@@ -155,7 +155,7 @@ class ReplicaUnavailableError(RoutingError):
 
 
 class OutputGateBrokenError(SessionsActorError):
-    """A commit failed: whether the write is durable is unknown, and the activation ends itself."""
+    """A commit failed: whether the write is durable is unknown, and who held the file lets go."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -163,8 +163,8 @@ class OutputGateBrokenError(SessionsActorError):
 
     def __str__(self) -> str:
         return (
-            f"{self.path}: the output gate is broken ({self.reason}); activate the conversation"
-            " again and repeat the call, which is safe because writes are idempotent by id"
+            f"{self.path}: the output gate is broken ({self.reason}); the file is opened again by"
+            " the next call: repeat this one, which is safe because writes are idempotent by id"
         )
 
 
