@@ -93,7 +93,8 @@ async def test_a_drain_goes_on_when_the_router_is_killed_and_nobody_asks(
         assert state() == ("done", 8)
         report = await client.drain(three_nodes["apart"])
         assert (report.moved, report.failed) == (0, {})
-        (first, second) = await client.jobs()
+        # Ray may not have noticed yet that the node is gone whose end it was told of.
+        (first, second) = [job for job in await client.jobs() if not job.announced]
         assert (first.id, first.moved, second.moved) == ("drain-1", 8, 0)
         await client.undrain(three_nodes["apart"])
         evened = await client.rebalance()
