@@ -52,6 +52,7 @@ from .replication.replicas import Replicas
 from .router import Router
 from .settings import Settings
 from .shards import WHOLE, Shard
+from .through import made
 from .upkeep import Upkeep
 
 AnyDirectory = TypeVar("AnyDirectory", bound=Directory)
@@ -127,7 +128,7 @@ class Deployment:
             upkeep.chores.append(jobs.heed)
             if shard.index == 0:
                 _note_deployment(root, namespace)
-            await directory.prove()
+            await made(directory.prove())  # a store that is away keeps nobody from reading
         except BaseException as error:
             if jobs is not None:
                 await jobs.close()

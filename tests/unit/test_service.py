@@ -10,7 +10,7 @@ from router import service
 from router.directory import Directory
 from router.service import Deployment, RouterActor
 from router.settings import Settings
-from sessions_actor.errors import OutputGateBrokenError, StorageError
+from sessions_actor.errors import OutputGateBrokenError, ReplicaUnavailableError, StorageError
 
 from .fake_cluster import until
 
@@ -76,3 +76,27 @@ async def test_a_start_that_fails_leaves_nothing_running_and_says_what_is_full(
     first, second = begun
     await until(lambda: all(task.done() for task in first._looking_after.values()))
     await until(lambda: all(task.done() for task in second._looking_after.values()))
+
+
+async def test_a_router_starts_although_the_store_of_its_directory_is_away(
+    actor: RouterActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Upkeep(service.Upkeep):
+        async def start(self, home_node_id: str, granting: Any = lambda: None) -> None:
+            granting()
+
+    async def unconfirmed(self: Directory) -> None:
+        await prove(self)
+        raise ReplicaUnavailableError("the store is away", 10.0)
+
+    prove = Directory.prove
+    monkeypatch.setattr(Directory, "prove", unconfirmed)
+    monkeypatch.setattr(service, "Upkeep", Upkeep)
+    monkeypatch.setattr(service, "RayCluster", lambda *_: SimpleNamespace())
+    assert await actor.settings()
+    deployment = actor._deployment
+    assert deployment is not None
+    deployment.watch.end()
+    await deployment.jobs.close()
+    await deployment.upkeep.abandon()
+    deployment.router.directory.close()
