@@ -17,7 +17,7 @@ from sessions_actor.errors import StorageError
 from sessions_actor.replica import SOCKET_PATH_BYTES_MAX, socket_path
 from tests.cluster.conftest import until
 
-from .conftest import DAY_S, TERMS, running
+from .deployments import DAY_S, TERMS, running
 
 
 def new(root: Path) -> Daemon:

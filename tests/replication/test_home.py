@@ -17,7 +17,7 @@ from sessions_actor.errors import StorageError
 from sessions_actor.replica import Durability, ReplicaSpec, socket_path
 from tests.cluster.conftest import message
 
-from .test_router import NAMESPACE, World
+from .deployments import NAMESPACE, World
 
 SKIPPED = 1_000_000
 
@@ -47,14 +47,6 @@ class Unlisted(Replicas):
         super().__init__(settings, namespace)  # type: ignore[arg-type]
         base = self.base
         self.base = UnlistedUrl(base.scheme, base.host, base.path, base.query)
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    made = World(tmp_path)
-    await made.start()
-    yield made
-    await made.stop()
 
 
 async def test_a_rebuild_that_was_interrupted_is_done_again(world: World) -> None:

@@ -24,8 +24,8 @@ from sessions_actor.errors import StorageError
 from sessions_actor.replica import Durability
 from tests.cluster.conftest import message, until
 
-from .conftest import TERMS, running
-from .test_router import World as Nodes
+from .deployments import TERMS, running
+from .deployments import World as Nodes
 
 
 class World(Nodes):

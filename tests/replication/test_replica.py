@@ -26,7 +26,7 @@ from sessions_actor.open_object import Activation
 from sessions_actor.replica import Durability, ReplicaSpec, is_state_lost, socket_path
 from tests.cluster.conftest import message, until
 
-from .conftest import TERMS, running
+from .deployments import TERMS, running
 from .test_daemon import engines_of
 
 

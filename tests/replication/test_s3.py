@@ -24,7 +24,7 @@ from sessions_actor.open_object import Activation
 from sessions_actor.replica import Durability, ReplicaSpec, socket_path
 from tests.cluster.conftest import message
 
-from .conftest import TERMS, running
+from .deployments import TERMS, running
 
 BUCKET = "replicas"
 

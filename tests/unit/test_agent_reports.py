@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import io
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,23 +12,9 @@ from router.agent import Agent, AgentActor
 from router.leases import Grant
 from sessions_actor import meters
 from sessions_actor.lease import NodeLease
-from sessions_actor.logs import LOGGER, configure
 from sessions_actor.observing import Observing
 
 from .fake_cluster import until
-
-
-@pytest.fixture
-def stream() -> Iterator[io.StringIO]:
-    """What is logged in this test."""
-    handlers, level = list(LOGGER.handlers), LOGGER.level
-    found = io.StringIO()
-    configure(log_format="json", log_level="info", stream=found)
-    yield found
-    LOGGER.handlers[:] = handlers
-    LOGGER.setLevel(level)
-    LOGGER.propagate = True
-    meters.REGISTRY._before.clear()
 
 
 def told(stream: io.StringIO) -> list[tuple[str, str]]:

@@ -3,7 +3,6 @@
 import asyncio
 import io
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from router import cluster, upkeep
 from router.cluster import RayCluster
 from sessions_actor import actor
 from sessions_actor.lease import NodeLease
-from sessions_actor.logs import LOGGER, configure
 
 from .deployments import World, message
 from .fake_cluster import until
@@ -71,18 +69,6 @@ async def test_a_frozen_agent_starts_again_and_is_told_of(killed: list[bool]) ->
     with pytest.raises(TimeoutError):
         await keeper(Agent(None), ["router"]).keep_agent(NODE)
     assert killed == [True]
-
-
-@pytest.fixture
-def stream() -> Iterator[io.StringIO]:
-    """What is logged in this test."""
-    handlers, level = list(LOGGER.handlers), LOGGER.level
-    found = io.StringIO()
-    configure(log_format="json", log_level="info", stream=found)
-    yield found
-    LOGGER.handlers[:] = handlers
-    LOGGER.setLevel(level)
-    LOGGER.propagate = True
 
 
 async def test_a_node_that_gets_no_lease_is_told_of_once_and_why(
