@@ -295,9 +295,9 @@ async def test_a_deleted_conversation_comes_back_within_its_grace_and_not_after(
 ) -> None:
     async with replicated(replica_delete_grace_s=0.0) as client:
         await client.get("short").session().append_message(message("m0"))
-        await client.delete("short")
         lines = list((tmp_path / "far").glob("*/conversations/*/*/*"))
         assert lines
+        await client.delete("short")
         await until(lambda: not any(line.exists() for line in lines), "its replica is removed", 60)
         with pytest.raises(ConversationNotFoundError):
             await client.restore("short")
