@@ -151,8 +151,22 @@ class Relocation:
                     router.pool.release(slot)
                     continue
                 async with router.locks.hold(name):
-                    return await self._report(source, slot, began, moving)
+                    if await self._lives(source, slot):
+                        return await self._report(source, slot, began, moving)
             raise NoCapacityError(len(router.pool.nodes))
+
+    async def _lives(self, source: Serving, slot: Slot) -> bool:
+        """Say whether a source is there yet; its target's actor is given back if it is not.
+
+        It may have gone while the actor was waited for, and then its successor is moved.
+        """
+        lives = False
+        try:
+            lives = await self._router.is_alive(source)
+        finally:
+            if not lives:
+                self._router.pool.release(slot)
+        return lives
 
     async def _source(self, name: str) -> Serving:
         """Return a conversation's owner, activating it if need be. The caller holds the lock."""

@@ -1,6 +1,7 @@
 """Moves of one conversation over a fake cluster: given up, failing or finished at every step."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -164,25 +165,58 @@ async def test_a_conversation_makes_no_room_for_its_own_move(world: World) -> No
     await is_whole(world, life, session)
 
 
-async def test_a_source_that_hibernates_while_its_move_waits_is_woken_and_moved(
-    world: World,
-) -> None:
-    life = await world.start(max_active=2, capacity_wait_s=30)
-    session = await filled(life)
+def once_acquired(life: Deployment, do: Callable[[], Awaitable[None]]) -> None:
+    """Have something happen right after the next actor was found, while its move still waits."""
     acquire = life.router.pool.acquire
 
     async def acquire_late(*args: Any, **kwargs: Any) -> Any:
+        life.router.pool.acquire = acquire  # type: ignore[method-assign]
         slot = await acquire(*args, **kwargs)
-        serving = life.router.serving("alice")
-        if serving is not None and not evicted:
-            evicted.append(await life.router.let_go(serving))
+        await do()
         return slot
 
-    evicted: list[bool] = []
     life.router.pool.acquire = acquire_late  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("how", ["hibernates", "dies"])
+async def test_a_source_that_goes_while_its_move_waits_is_woken_and_moved(
+    world: World, how: str
+) -> None:
+    life = await world.start(max_active=4 if how == "dies" else 2, capacity_wait_s=30)
+    session = await filled(life)
+
+    async def go() -> None:
+        serving = life.router.serving("alice")
+        assert serving is not None
+        if how == "dies":
+            life.owner("alice").die()
+        else:
+            assert await life.router.let_go(serving)
+
+    once_acquired(life, go)
     report = await asyncio.wait_for(life.relocation.migrate("alice"), 20)
-    assert evicted == [True]
     assert report.epoch == 3, "2 is that of the source which was woken"
+    await is_whole(world, life, session)
+
+
+async def test_cancelled_while_it_asks_whether_its_source_lives_no_actor_is_lost(
+    world: World,
+) -> None:
+    life = await world.start()
+    session = await filled(life)
+    steps: list[Steps] = []
+
+    async def watch() -> None:
+        steps.append(Steps(world, "ping"))
+
+    once_acquired(life, watch)
+    moving = asyncio.ensure_future(life.relocation.migrate("alice"))
+    await until(lambda: steps)
+    await asyncio.wait_for(steps[0].reached.wait(), 10)
+    assert life.relocation.cancel("alice")
+    steps[0].go_on.set()
+    with pytest.raises(MigrationFailedError, match="cancelled"):
+        await moving
     await is_whole(world, life, session)
 
 
