@@ -25,8 +25,7 @@ from sessions_actor.replica import Durability, ReplicaSpec, socket_path
 from tests.cluster.conftest import message
 
 from .deployments import TERMS, running
-
-BUCKET = "replicas"
+from .stores import BUCKET, KEY_VARIABLES, s3_server, s3_url
 
 
 class Relay:
@@ -96,33 +95,20 @@ class Relay:
 @pytest.fixture(scope="module")
 def store() -> Iterator[int]:
     """A local S3 server; returns its port."""
-    server_module = pytest.importorskip("moto.server")
-    server = server_module.ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    yield server.get_host_and_port()[1]
-    server.stop()
+    with s3_server() as port:
+        yield port
 
 
 @pytest.fixture
 async def relay(store: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Relay]:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+    for name in KEY_VARIABLES:
         monkeypatch.setenv(name, "testing")
-    import boto3
-
-    def make_bucket() -> None:
-        s3: Any = boto3.client(
-            "s3", endpoint_url=f"http://127.0.0.1:{store}", region_name="us-east-1"
-        )
-        s3.create_bucket(Bucket=BUCKET)
-
-    await asyncio.to_thread(make_bucket)
     async with Relay(store).serving() as opened:
         yield opened
 
 
 def url_of(relay: Relay, path: str) -> str:
-    options = f"endpoint=http://127.0.0.1:{relay.port}&force-path-style=true&region=us-east-1"
-    return f"s3://{BUCKET}/{path}?{options}"
+    return s3_url(relay.port, path)
 
 
 @asynccontextmanager
