@@ -12,10 +12,15 @@ import pytest
 from tests.cluster.conftest import Deploy, cluster, deploy
 from tests.fault.load import OUTAGES, Load
 from tests.fault.nodes import Node
+from tests.replication.stores import KEY_VARIABLES
 
 __all__ = ["cluster", "deploy"]
 
 CONVERSATIONS, WRITERS_EACH = 6, 2
+
+# The nodes' daemons find here what a test's own S3 server asks for, and never looks at.
+for variable in KEY_VARIABLES:
+    os.environ.setdefault(variable, "testing")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -61,10 +66,16 @@ def loaded(deploy: Deploy, request: pytest.FixtureRequest) -> Any:
     """
 
     @asynccontextmanager
-    async def enter(nodes: list[Node], **settings: Any) -> AsyncIterator[Load]:
+    async def enter(
+        nodes: list[Node],
+        *,
+        conversations: int = CONVERSATIONS,
+        writers_each: int = WRITERS_EACH,
+        **settings: Any,
+    ) -> AsyncIterator[Load]:
         chosen = {"lease_ttl_s": 1.5, "max_active": 8, "warm_actors": 1, "capacity_wait_s": 60}
         async with deploy(**(chosen | settings)) as client:
-            load = Load(client, request.node.name, CONVERSATIONS, WRITERS_EACH)
+            load = Load(client, request.node.name, conversations, writers_each)
             try:
                 await load.spread([node.node_id for node in nodes])
                 yield load

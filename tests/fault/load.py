@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import itertools
 from typing import Any
 
 from tests.cluster.conftest import until
 
 from .writers import Ledger, Writer, compare
+
+MOVES_AT_ONCE = 4
 
 OUTAGES: list[str] = []
 """What the run's summary tells: for each test the longest wait of a writer."""
@@ -30,10 +33,15 @@ class Load:
     async def spread(self, node_ids: list[str]) -> None:
         """Bring the conversations to nodes in turn, the last of them to the head."""
         await self.goes_on(1)
-        for number, name in enumerate(self.names):
-            place = number % (len(node_ids) + 1)
-            if place < len(node_ids):
-                await self.client.migrate(name, node_ids[place])
+        places = [*node_ids, None]
+        moves = zip(self.names, itertools.cycle(places), strict=False)
+        room = asyncio.Semaphore(MOVES_AT_ONCE)
+
+        async def move(name: str, node_id: str) -> None:
+            async with room:
+                await self.client.migrate(name, node_id)
+
+        await asyncio.gather(*(move(name, place) for name, place in moves if place is not None))
         await self.goes_on(1)
         self.ledger.worst_s = 0.0
 

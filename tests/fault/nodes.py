@@ -8,12 +8,21 @@ is never killed.
 
 import asyncio
 import contextlib
+import shutil
+import uuid
 from pathlib import Path
 from typing import Any
 
 from sessions_actor.disk import NODE_ROOT_VARIABLE
 
 from . import processes
+
+
+def remove_folder(folder: Path) -> None:
+    """Take a folder away at one moment, whoever still writes to it, and delete it."""
+    gone = folder.with_name(f"{folder.name}.gone-{uuid.uuid4().hex}")
+    folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 class Node:
@@ -62,6 +71,14 @@ class Node:
         killed = [pid for pid in (self.raylet, *below) if processes.kill(pid)]
         return len(killed)
 
+    def lose(self) -> None:
+        """End everything that runs on the node at one moment, and delete its disk."""
+        assert self.folder is not None
+        processes.kill_with_all_below(self.raylet)
+        remove_folder(self.folder)
+        self.end()
+        self.folder.mkdir(mode=0o700)
+
     def end(self) -> None:
         """End what runs of the node; what a kill left, too."""
         ray_node, self._ray_node = self._ray_node, None
@@ -70,5 +87,6 @@ class Node:
 
     async def replace(self) -> None:
         """Start another node in its place, which mounts the same folder."""
-        await asyncio.to_thread(self.end)
+        if self.is_up:
+            await asyncio.to_thread(self.end)
         await asyncio.to_thread(self.start)

@@ -93,6 +93,15 @@ def kill(pid: int) -> bool:
     return send(pid, signal.SIGKILL)
 
 
+def kill_with_all_below(*pids: int) -> None:
+    """End processes and everything below them at one moment, whatever waits for their end."""
+    found = [one for pid in pids for one in (pid, *descendants(pid))]
+    for pid in found:
+        freeze(pid)  # nobody sees another end before its own
+    for pid in found:
+        kill(pid)
+
+
 def freeze(pid: int) -> bool:
     """Stop a process where it stands."""
     return send(pid, signal.SIGSTOP)
