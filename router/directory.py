@@ -32,6 +32,7 @@ from .entries import (
     CONVERSATIONS_FOLDER,
     COPY_PENDING,
     LINE_KEY,
+    LINE_STALE,
     PENDING_KEY,
     TRANSITIONS,
     Entry,
@@ -347,7 +348,8 @@ class Directory:
         """Give a conversation to an owner under the next epoch; None when the epoch moved on."""
         return await self._change(
             f"UPDATE conversations SET state = '{State.ACTIVE}', epoch = {NEXT_EPOCH}, node_id = ?,"
-            " actor = ?, target = NULL, last_active_at = max(last_active_at, ?), behind_since = 0"
+            " actor = ?, target = NULL, last_active_at = max(last_active_at, ?),"
+            f" behind_since = iif(line = {LINE_STALE}, behind_since, 0)"
             f" WHERE name = ? AND epoch = ? AND disk_id = ?"
             f" AND state IN ({_among(sources(State.ACTIVE))})",
             (

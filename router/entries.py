@@ -14,6 +14,9 @@ LINE_KEY: Final = "directory_line"
 PENDING_KEY: Final = "directory_pending"
 # It may lack what is in the file: it has to be copied first.
 COPY_PENDING: Final = "copy"
+# In place of a generation: the file may hold what no replica does, since it was written to while
+# replication was off. An older replica of it must not be taken for the conversation.
+LINE_STALE: Final = -1
 
 
 class State(StrEnum):

@@ -10,7 +10,8 @@ Rules:
   removed if its disk ever returns.
 - Under `replicated`, everything acknowledged is in the line that is restored. A line that was
   complete once and is gone now, or a file that nobody copied yet, is an error, never an empty
-  conversation.
+  conversation. So is one that was not copied since replication was turned on: an older replica
+  would lack what was acknowledged in between.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from sessions_actor.errors import StorageError
 from . import reports
 from .cluster import Slot, answer
 from .directory import Entry, Owner, State, file_of
+from .entries import LINE_STALE
 from .replicated_directory import ReplicatedDirectory
 from .replication.chores import Source, bring_back, drop_file
 from .replication.replicas import Replicas
@@ -35,6 +37,11 @@ if TYPE_CHECKING:
 NEVER_COPIED: Final = (
     "its disk is on no node that lives, and it was not replicated yet: bring the disk back, or"
     " delete the conversation if the disk is lost for good"
+)
+NOT_COPIED_SINCE: Final = (
+    "its disk is on no node that lives, and it was not replicated yet since replication was turned"
+    " on: bring the disk back. What its replica holds from a time before that, if there is any,"
+    " `sessions-actor restore` brings to another name; nothing later is left without the disk"
 )
 LOOK_S: Final = 0.1
 WATCH_S: Final = 0.5
@@ -140,6 +147,8 @@ class FailOver:
         Returns: the row as it stands then; None when another epoch came in between.
         Raises: StorageError, StorageCorruptError when its replica cannot be used.
         """
+        if entry.line == LINE_STALE:
+            raise StorageError(entry.file, NOT_COPIED_SINCE)
         generation = await self.directory.reserve_generation()
         file = file_of(entry.name, generation)
         restoring = slot.actor.chore.remote(

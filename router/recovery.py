@@ -167,8 +167,8 @@ class Recovery:
     def _known(self, name: str) -> tuple[int, ...]:
         directory = self._router.directory
         entry, due = directory.get(name), directory.records.generations(name)
-        own = set() if entry is None else {entry.generation, entry.line} - {0}
-        return tuple(own.union(due))
+        own = () if entry is None else (entry.generation, entry.line)
+        return tuple({one for one in own if one > 0}.union(due))
 
     async def _slot(self, name: str) -> Slot:
         router = self._router

@@ -11,7 +11,7 @@ from sessions_actor.names import check_name
 from sessions_actor.replica import Durability, Replica, ReplicaSpec
 
 from .directory import FLOOR, GENERATION, NEXT_EPOCH, Directory
-from .entries import COPY_PENDING, LINE_KEY, PENDING_KEY, Entry, Owner, State
+from .entries import COPY_PENDING, LINE_KEY, LINE_STALE, PENDING_KEY, Entry, Owner, State
 from .spent import Keep
 
 # Numbers left out when a directory is brought back: more than are given between two syncs.
@@ -43,15 +43,16 @@ class ReplicatedDirectory(Directory):
 
     def _forget_lines(self) -> None:
         """Note that the store may know nothing of what was written so far, or be another."""
-        self._storage.write("UPDATE conversations SET line = 0, position = 0")
         self._storage.write(
-            f"UPDATE conversations SET behind_since = ? WHERE state = '{State.HIBERNATED}'"
-            " AND has_file AND behind_since = 0",
+            f"UPDATE conversations SET line = iif(has_file, {LINE_STALE}, 0), position = 0,"
+            " behind_since = iif(has_file AND behind_since = 0, ?, behind_since)",
             (self.now_ms(),),
         )
 
     def behind(self, after: tuple[int, str] | None, limit: int) -> list[tuple[int, Entry]]:
-        """Return sleeping conversations whose replicas lack something, and since when, in ms.
+        """Return conversations whose replicas lack something, and since when, in ms.
+
+        They sleep, or what was written before they woke may be missing (`LINE_STALE`).
 
         Args: `after` is the last of the page before: since when, and its name.
         """
@@ -166,7 +167,7 @@ class ReplicatedDirectory(Directory):
 
         def op() -> Entry | None:
             after = self._apply(
-                "UPDATE conversations SET line = generation, position = ?"
+                "UPDATE conversations SET line = generation, position = ?, behind_since = 0"
                 " WHERE name = ? AND epoch = ?",
                 (position, check_name(name), epoch),
             )

@@ -17,7 +17,7 @@ from .directory import Entry, State
 from .locks import NameLocks
 from .pool import Pool
 from .replicated_directory import ReplicatedDirectory
-from .replication.chores import COPY_TIMEOUT_S, copy_asleep
+from .replication.chores import COPY_TIMEOUT_S, complete_step, copy_asleep
 from .replication.replicas import Record, Replicas
 
 CLOSE_PATIENCE_S: Final = 5.0
@@ -97,8 +97,9 @@ class StoreKeeping:
         """Bring replicas up to date that lack something of a file which nobody has open.
 
         Their owners ended while the store was away, or nobody has called them since replication
-        was turned on. A file whose disk is on no node that lives waits for it; when the store does
-        not answer, the rest waits for the next round, which goes on behind those that failed.
+        was turned on; those that were called then are asked how far they have come. A file whose
+        disk is on no node that lives waits for it; when the store does not answer, the rest waits
+        for the next round, which goes on behind those that failed.
         """
         while page := self._directory.behind(self._copied, COPIES_MAX):
             since, last = page[-1]
@@ -111,6 +112,20 @@ class StoreKeeping:
         self._copied = None
 
     async def _copy(self, entry: Entry) -> None:
+        if entry.state is State.ACTIVE:
+            await self._prove(entry)
+        elif entry.state is State.HIBERNATED:
+            await self._copy_file(entry)
+
+    async def _prove(self, entry: Entry) -> None:
+        """Note that the replica of a file that is served holds what was written before it woke."""
+        for slot in self._pool.slots:
+            if slot.actor_name == entry.actor:
+                asked = slot.actor.transfer.remote(entry.name, entry.epoch, complete_step)
+                position = await asyncio.wait_for(answer(asked), 2 * COPY_TIMEOUT_S)
+                await self._directory.note_line(entry.name, entry.epoch, position)
+
+    async def _copy_file(self, entry: Entry) -> None:
         slot = self._pool.slot_on_disk(entry.disk_id)
         if slot is None or self._locks.is_held(entry.name):
             return

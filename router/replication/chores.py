@@ -170,6 +170,18 @@ class Copied(NamedTuple):
     sha256: str
 
 
+async def complete_step(site: ReplicatedSite) -> int:
+    """Bring the replica up to date; returns the transaction up to which it is complete.
+
+    Raises: RuntimeError when there is no replica; ReplicaUnavailableError.
+    """
+    if site.replica is None:
+        raise RuntimeError("the conversation has no replica: durability is local")
+    await site.storage.durable()
+    await site.replica.sync()
+    return site.replica.position
+
+
 async def copy_step(site: ReplicatedSite) -> Copied:
     """Copy the file as it is now beside itself, while it is served; `read_copy_step` reads it.
 

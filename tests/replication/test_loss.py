@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from router.administration import Administration
-from router.directory import Directory, Owner
+from router.directory import Directory, Owner, State
 from router.leases import Leases
 from router.replication.daemon import Daemon
 from router.replication.objects import Objects
@@ -37,7 +37,9 @@ class World(Nodes):
             root.mkdir(exist_ok=True)
         root = self.folder / "a"
         leases = Leases(self.settings.lease_ttl_s, asyncio.get_running_loop().time)
-        self.router = Router(self.settings, root, Directory(root), self.cluster, leases)
+        directory = Directory(root)
+        directory.leave_replica()
+        self.router = Router(self.settings, root, directory, self.cluster, leases)
         self.upkeep = Upkeep(self.router)
         await self.upkeep.start("a")
 
@@ -102,6 +104,79 @@ async def test_a_file_that_nobody_copied_is_waited_for_never_replaced(tmp_path: 
         assert await world.stored("alice") == ["m0"]
         assert world.router.entry("alice").generation == before.generation
         assert world.directory.waste(before.disk_id) == []
+    finally:
+        await world.stop()
+
+
+async def write_without_replicas(world: World) -> None:
+    """Start the router again with durability local, write, and turn replication on again."""
+    await world.upkeep.close()
+    await world.start_local()
+    await world.session("alice").append_message(message("local"))
+    await Administration(world.router).hibernate("alice")
+    await world.upkeep.close()
+
+
+async def test_a_replica_from_before_a_stretch_without_replication_is_not_taken(
+    world: World,
+) -> None:
+    """What was acknowledged in between is on the disk alone: nobody is told that it is gone."""
+    await world.make_on("alice", "b")
+    await write_without_replicas(world)
+    await world.end_daemon("b")
+    del world.cluster.roots["b"]
+    await world.start()
+    for _ in range(2):
+        with pytest.raises(StorageError, match="since replication was turned on"):
+            await world.stored("alice")
+    await world.recovery.restore("alice", None, "alice before", in_place=False)
+    assert await world.stored("alice before") == ["m0"]
+    await world.back("b")
+    assert await world.stored("alice") == ["m0", "local"]
+    await world.session("alice").append_message(message("m1"))
+    await world.lose("b")
+    assert await world.stored("alice") == ["m0", "local", "m1"]
+
+
+async def test_what_woke_after_a_stretch_without_replication_is_copied_while_it_is_used(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    world.settings = world.settings.model_copy(update={"durability": Durability.ASYNC})
+    await world.start()
+    try:
+        await world.make_on("alice", "b")
+        await write_without_replicas(world)
+        await world.start()
+        await world.session("alice").append_message(message("m1"))
+        assert world.router.entry("alice").state is State.ACTIVE
+        await until(lambda: nobody_is_behind(world), "the replica has it all")
+        entry = world.router.entry("alice")
+        assert (entry.state, entry.line) == (State.ACTIVE, entry.generation)
+        await world.lose("b")
+        assert await world.stored("alice") == ["m0", "local", "m1"]
+    finally:
+        await world.stop()
+
+
+async def test_a_conversation_wakes_under_async_while_the_store_is_away(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.settings = world.settings.model_copy(
+        update={"durability": Durability.ASYNC, "replica_timeout_s": 1.0}
+    )
+    await world.start()
+    try:
+        await world.make_on("alice", "b")
+        await Administration(world.router).hibernate("alice")
+        (tmp_path / "far").rename(tmp_path / "away")
+        (tmp_path / "far").write_text("no folder")
+        assert await world.stored("alice") == ["m0"]
+        await world.session("alice").append_message(message("m1"))
+        (tmp_path / "far").unlink()
+        (tmp_path / "away").rename(tmp_path / "far")
+        await until(lambda: lag_of(world, "alice") == 0, "the replica has caught up")
+        await world.lose("b")
+        assert await world.stored("alice") == ["m0", "m1"]
     finally:
         await world.stop()
 
