@@ -85,7 +85,8 @@ def _recorded(root: Path) -> int:
     storage = Storage(file, quota_bytes=DIRECTORY_BYTES_MAX)
     with closing(storage):
         if storage.meta.get(LINE_KEY) is not None:
-            raise StorageError(str(file), "a directory that is replicated has one router")
+            reason = "a directory that is replicated, or was once, has one router; see README"
+            raise StorageError(str(file), reason)
         return int(storage.meta.get(SHARDS) or 1)
 
 

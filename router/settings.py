@@ -162,7 +162,11 @@ class Settings(BaseSettings):
         if self.max_active is not None and self.max_active < self.router_shards:
             raise ValueError("max_active is at least router_shards: each needs an actor")
         if self.router_shards > 1 and self.replica_url is not None:
-            raise ValueError("a directory that is replicated has one router: router_shards is 1")
+            raise ValueError(
+                "a directory that is replicated has one router: router_shards is 1 with a"
+                " replica_url; one that is split already is put together by `sessions-actor"
+                " reshard 1`, while nothing serves it"
+            )
         if self.durability is not Durability.LOCAL and self.replica_url is None:
             raise ValueError(f"durability {self.durability.value!r} needs a replica_url")
         if self.durability is Durability.LOCAL and self.replica_url is not None:

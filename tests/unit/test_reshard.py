@@ -11,9 +11,12 @@ import pytest
 from router import reshard as module
 from router.directory import Directory
 from router.entries import Entry, Owner, Waste
+from router.replicated_directory import ReplicatedDirectory
 from router.reshard import Resharded, reshard
 from router.shards import Shard, shard_of
+from router.spent import Keep
 from sessions_actor.errors import StorageError
+from sessions_actor.replica import Durability, ReplicaSpec
 
 OWNER = Owner("node-1", "actor-1", "disk-1")
 
@@ -165,3 +168,14 @@ async def test_what_is_in_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="1 jobs have not ended"):
         reshard(tmp_path, 3)
     assert set(held(tmp_path, 2)) == {"a", name}
+
+
+async def test_a_directory_that_was_ever_replicated_is_refused(tmp_path: Path) -> None:
+    """The store's copies would be taken for newer than its parts."""
+    await fill(tmp_path, ["a"])
+    spec = ReplicaSpec("file:///nowhere", Durability.ASYNC, 1.0, str(tmp_path / "socket"))
+    with closing(ReplicatedDirectory(tmp_path)) as directory:
+        directory.replicate(spec, 1, Keep(0, 0), None)
+    with pytest.raises(StorageError, match="has one router"):
+        reshard(tmp_path, 2)
+    assert set(held(tmp_path, 1)) == {"a"}
