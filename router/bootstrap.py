@@ -37,7 +37,8 @@ def join_or_start(address: str | None, namespace: str, settings: Settings) -> bo
     """Bring this process into a cluster; says whether that one was started here.
 
     Args: `address` is what `ray.init` takes; "local" starts a private cluster in any case.
-    Raises: ConnectionError when a given address does not answer, or refuses our token.
+    Raises: ConnectionError when a given address does not answer, or refuses our token; when Ray
+        does not come up here.
     """
     if ray.is_initialized():
         if address == "local":
@@ -66,7 +67,14 @@ def join_or_start(address: str | None, namespace: str, settings: Settings) -> bo
         return False
     for variable, value in _LOCAL_ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
-    ray.init(address="local", include_dashboard=False, **options)
+    try:
+        ray.init(address="local", include_dashboard=False, **options)
+    except Exception as error:
+        if type(error) is not Exception:  # Ray's own, of a node that was not ready within 30 s
+            raise
+        raise ConnectionError(
+            f"Ray did not start on this machine: {error} It may be short of CPU or memory now"
+        ) from error
     _keep_token_private()
     return True
 

@@ -87,6 +87,11 @@ class Client:
 
     # -------------------------------------------------------------------- coming and going
 
+    @property
+    def owns_cluster(self) -> bool:
+        """Whether no cluster ran: this client started a private one, and ends it as it leaves."""
+        return self._owns_cluster
+
     async def __aenter__(self) -> Self:
         self.join()
         try:

@@ -7,8 +7,10 @@ number it prints comes from this run.
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import statistics
+import sys
 import tempfile
 import time
 import uuid
@@ -124,9 +126,17 @@ async def run_demo(console: Console | None, *, namespace: str = "sessions-demo")
         total = time.perf_counter() - began
         tour.measured.note(total_s=total)
         tour.step("Done", f"All of it took {total:.1f} s, and the folder and the cluster are gone.")
-        tour.say("your own:  sessions-actor append alice 'Hello'  &&  sessions-actor show alice")
+        us = _typed()
+        tour.say(f"your own:  {us} up,  and in another terminal  {us} append alice 'Hello'")
         tour.say("from Python:  from router import connect    (see the README)")
     return tour.measured
+
+
+def _typed() -> str:
+    """Return how our command can be typed here: by its path where it is not on PATH."""
+    if shutil.which("sessions-actor") is None and Path(sys.argv[0]).name == "sessions-actor":
+        return os.path.relpath(sys.argv[0])
+    return "sessions-actor"
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -91,6 +92,8 @@ class Deployment:
     namespace: str = "sessions"
     storage_root: Path | None = None
     output: Output = field(default_factory=Output)
+    stays: bool = False
+    """Whether the command goes on to serve, so that a cluster which it starts is no waste."""
 
     @asynccontextmanager
     async def connect(self, **settings: Any) -> "AsyncIterator[Client]":
@@ -101,11 +104,18 @@ class Deployment:
         if self.storage_root is not None:
             settings["storage_root"] = self.storage_root
         connection = open_client(self.address, self.namespace, settings)
+        began = time.monotonic()
         with self.output.waiting("Connecting"):
             try:
                 client = await connection.__aenter__()
             except (ConnectionError, TimeoutError) as error:
                 raise UnreachableError(self.address, error) from error
+        if client.owns_cluster and not self.stays:
+            took_s = time.monotonic() - began
+            self.output.note(
+                f"No cluster runs here: one was started in {took_s:.0f} s, for this command alone."
+                " `sessions-actor up` in another terminal keeps one running."
+            )
         try:
             yield client
         finally:

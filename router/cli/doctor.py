@@ -49,10 +49,9 @@ async def doctor(deployment: Deployment) -> int:
     out.json({"level": level, "findings": found})
     for finding in found:
         mark, style = _MARKS[finding.level]
-        where = f" {finding.where}:" if finding.where else ""
-        out.show(
-            Text.assemble((f"{mark} {finding.check}", style), clean(f"{where} {finding.text}"))
-        )
+        where = f"{finding.where}: " if finding.where else ""
+        said = clean(f"{where}{finding.text}")
+        out.show(Text.assemble((f"{mark} {finding.check}", style), " ", said))
         if finding.advice:
             out.show(Text(f"  {clean(finding.advice)}", style="dim"))
     levels = [finding.level for finding in found]

@@ -83,7 +83,7 @@ async def up(
     """
     if join is not None:
         return _join(join)
-    out = deployment.output
+    out, deployment.stays = deployment.output, True
     if detach:
         deployment.address = deployment.address or "auto"
         async with _answering(deployment, wait_s) as client:
@@ -98,10 +98,10 @@ async def up(
             out.show(facts([("serving", deployment.namespace), ("storage", root)]))
         return 0
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
     async with _answering(deployment, wait_s) as client:
+        # Only now: as it joins, Ray puts a handler of SIGTERM in place that ends the process.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         import ray
 
         from ..settings import default_storage_root

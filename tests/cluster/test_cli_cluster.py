@@ -261,7 +261,7 @@ def test_up_serves_other_programs_until_it_is_told_to_stop(tmp_path: Path) -> No
             out, err = program(folder, *arguments, "--json").communicate(timeout=PROGRAM_S)
             assert json.loads(out)["name"] == "alice", err
     finally:
-        serving.send_signal(signal.SIGINT)
+        serving.send_signal(signal.SIGTERM)  # as systemd does, and `docker stop`
         out, err = serving.communicate(timeout=PROGRAM_S)
     assert serving.returncode == 0, err
     assert not (folder / "deployment.json").exists()

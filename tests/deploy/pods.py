@@ -117,7 +117,8 @@ class Pod:
 
     def log(self) -> str:
         """Return what the commands that were started have printed."""
-        return (self.folder / "log").read_text(errors="replace")
+        file = self.folder / "log"
+        return file.read_text(errors="replace") if self.started else ""
 
     def end(self) -> None:
         """End every process at once, as a machine that loses its power."""

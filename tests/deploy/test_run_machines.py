@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from . import shapes
-from .pods import Network, Pod
+from .pods import DATA, Network, Pod
 from .running import TOKEN, compose_pod, loose, sessions, talk, until
 
 # A whole cluster starts here, on a machine that may be busy.
@@ -60,7 +60,8 @@ def test_compose_serves_and_empties_a_node_that_stops(network: Network) -> None:
 
 def _ray_up_pod(network: Network, name: str) -> Pod:
     """Make a machine as `ray up` finds it: a user with the token and what `file_mounts` brought."""
-    pod = network.pod(name, {})
+    # Machines have one path for their data, each with a disk of its own there.
+    pod = network.pod(name, {"SESSIONS_HOME": f"{DATA}/sessions-data"})
     home = pod.folder / "home"
     for target, source in shapes.ray_up()["file_mounts"].items():
         path = home / target.removeprefix("~/")
@@ -83,7 +84,7 @@ def test_ray_up_starts_a_head_that_serves_and_a_worker_that_joins(network: Netwo
         worker.check(["bash", "-c", line], RAY_HEAD_IP=head.ip)
     command = ". ~/sessions.env && sessions-actor --address auto append alice Hello"
     until(lambda: head.run(["bash", "-c", command]).returncode == 0, "the worker takes it")
-    data = worker.folder / "home/sessions-data"
+    data = worker.folder / "data/sessions-data"
     assert list(data.rglob("*.sqlite")), "on the worker's disk"
     assert loose(data) == []
     for pod in (head, worker):

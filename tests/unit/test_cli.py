@@ -79,6 +79,8 @@ class Conversation(MemoryConversation):
 class Client(MemoryClient):
     """A whole client in memory; `broken` names what fails or is faulty."""
 
+    owns_cluster = False
+
     def __init__(self) -> None:
         super().__init__()
         self.broken: set[str] = set()
@@ -283,6 +285,16 @@ def test_no_deployment_is_one_line_with_a_way_out(run: Run) -> None:
     assert "sessions-actor up" in text
     failed = json.loads(run("ls", "--address=nowhere:1", "--json").stderr)
     assert failed["type"] == "UnreachableError"
+
+
+def test_a_cluster_for_one_command_alone_is_told_of(run: Run, client: Client) -> None:
+    client.owns_cluster = True
+    done = run("ls")
+    assert done.stderr.startswith("No cluster runs here: one was started")
+    assert "sessions-actor up" in done.stderr
+    assert run("ls", "--json").stderr == ""
+    client.owns_cluster = False
+    assert "No cluster" not in run("ls").stderr
 
 
 def test_trouble_of_the_deployment_is_one_line(run: Run) -> None:

@@ -289,7 +289,8 @@ def test_doctor_reports_and_exits_by_what_it_finds(
     assert found["level"] == "fault"
     (space,) = [one for one in found["findings"] if one["check"] == "disk space"]
     assert "drain the node" in space["advice"]
-    assert "✗ disk space" in run("doctor").stdout
+    assert "✗ disk space n1 (h): " in run("doctor").stdout
+    assert "✓ nodes 1 answered" in run("doctor").stdout
 
     async def silent(node_id: str, *rest: Any) -> checkup.Facts:
         raise TimeoutError
