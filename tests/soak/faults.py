@@ -58,23 +58,30 @@ class Faults:
         while time.monotonic() < end:
             await asyncio.sleep(self.chance.expovariate(1.0 / every_s))
             (kind,) = self.chance.choices(list(KINDS), weights)
-            task = asyncio.create_task(self._one(kind))
+            task = asyncio.create_task(self._one(kind), name=kind)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def calm(self, within_s: float = 180.0) -> int:
         """Stop: resume what is frozen, bring nodes back, wait for work under way.
 
+        On a slow machine much work has gathered; it is waited for while some of it comes to its
+        end at least every `within_s`.
+
         Returns: how much of it did not come to its end.
         """
         self._ending.set()
-        if self._tasks:
-            _, pending = await asyncio.wait(self._tasks, timeout=within_s)
-            for task in pending:
-                self._say(f"stuck: {task.get_coro()}")
-                task.cancel()
-            return len(pending)
-        return 0
+        pending = set(self._tasks)
+        while pending:
+            done, pending = await asyncio.wait(
+                pending, timeout=within_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                break
+        for task in pending:
+            self._say(f"stuck: {task.get_name()}")
+            task.cancel()
+        return len(pending)
 
     async def _one(self, kind: str) -> None:
         self._say(f"begin {kind}")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fault.writers import Ledger, Writer, compare
 from tests.soak.__main__ import report
-from tests.soak.faults import KINDS
+from tests.soak.faults import KINDS, Faults
 from tests.soak.run import Plan, Verdict
 
 from .fake_cluster import until
@@ -99,3 +99,22 @@ def test_every_kind_of_process_is_killed_and_frozen() -> None:
     for what in ("actor", "router", "agent", "raylet", "node"):
         assert {f"kill {what}", f"freeze {what}"} <= names
     assert all(kind.kills == name.startswith("kill") for name, kind in KINDS.items())
+
+
+async def test_at_the_end_work_is_waited_for_while_some_of_it_ends() -> None:
+    told: list[str] = []
+    loop = asyncio.get_running_loop()
+    faults = Faults(
+        None, [], [], below=0, chance=random.Random(1), longest_freeze_s=1, say=told.append
+    )
+
+    ends = [asyncio.Event() for _ in range(5)]
+    work = [asyncio.create_task(end.wait()) for end in ends]
+    for end, before in zip(ends[1:], work[:-1], strict=True):
+        before.add_done_callback(lambda _, end=end: loop.call_later(0.4, end.set))  # type: ignore[misc]
+    hanging = asyncio.create_task(asyncio.Event().wait(), name="migrate")
+    faults._tasks.update([*work, hanging])  # type: ignore[arg-type]
+    ends[0].set()
+    assert await faults.calm(within_s=1.5) == 1, "work of 1.6 s ends; what never does is told"
+    assert told == ["stuck: migrate"]
+    assert all(one.done() and not one.cancelled() for one in work)
