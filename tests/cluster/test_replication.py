@@ -1,11 +1,12 @@
-"""Nodes and disks that are gone for good: what was acknowledged comes back from the replicas."""
+"""Replicas of a deployment on a real cluster: restores, backups, and a directory made again.
+
+Nodes that are lost with their disks under load are in `tests/fault/test_losses.py`.
+"""
 
 import asyncio
 import hashlib
 import json
-import os
 import shutil
-import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,7 +22,6 @@ from router.replication.paths import conversation_key
 from router.shards import ROUTER_NAME
 from sessions_actor import open_object
 from sessions_actor.conversation import Conversation
-from sessions_actor.disk import NODE_ROOT_VARIABLE
 from sessions_actor.errors import ConversationNotFoundError, StorageError
 
 from .conftest import Deploy, message, until
@@ -69,38 +69,9 @@ def remove(folder: Path) -> None:
         assert time.monotonic() < deadline
 
 
-class ApartNode:
-    """A node with a disk of its own, which can be lost with it."""
-
-    def __init__(self, cluster: Any, disk: Path) -> None:
-        self._cluster, self.disk = cluster, disk
-        disk.mkdir(mode=0o700)
-        self._node: Any = cluster.add_node(num_cpus=2, env_vars={NODE_ROOT_VARIABLE: str(disk)})
-        self.node_id = str(self._node.node_id)
-
-    def lose(self) -> None:
-        """End the node without warning and delete its disk."""
-        self.end()
-        remove(self.disk)
-
-    def end(self) -> None:
-        if self._node is not None:
-            self._cluster.remove_node(self._node, allow_graceful=False)
-            self._node = None
-
-
-@pytest.fixture
-async def apart(cluster: Any, tmp_path: Path) -> AsyncIterator[list[ApartNode]]:
-    """Two nodes beside the head, each with a disk of its own."""
-    nodes = [ApartNode(cluster, tmp_path / f"disk-{number}") for number in range(2)]
-    yield nodes
-    for node in nodes:
-        node.end()
-
-
 @asynccontextmanager
-async def writing(client: Any, names: list[str]) -> AsyncIterator[dict[str, "TimedWriter"]]:
-    writers = {name: TimedWriter(client.get(name).session()) for name in names}
+async def writing(client: Any, names: list[str]) -> AsyncIterator[dict[str, Writer]]:
+    writers = {name: Pausing(client.get(name).session()) for name in names}
     try:
         yield writers
     finally:
@@ -108,20 +79,13 @@ async def writing(client: Any, names: list[str]) -> AsyncIterator[dict[str, "Tim
             writer.task.cancel()
 
 
-class TimedWriter(Writer):
-    """A writer that knows its longest wait."""
-
-    def __init__(self, session: Any) -> None:
-        self.longest_s = 0.0
-        super().__init__(session)
+class Pausing(Writer):
+    """A writer between whose appends there is a moment at which a file is compared."""
 
     async def _run(self) -> None:
-        clock = asyncio.get_running_loop().time
         while not self._stop:
             name = f"{self._prefix}{len(self.acknowledged)}"
-            asked = clock()
             await self._session.append_message(message(name))
-            self.longest_s = max(self.longest_s, clock() - asked)
             self.acknowledged.append(name)
             await asyncio.sleep(0.02)
 
@@ -130,105 +94,8 @@ async def stored(client: Any, name: str) -> list[str]:
     return [m["id"] async for m in client.get(name).session().history()]
 
 
-async def test_a_node_and_its_disk_are_lost_and_nothing_acknowledged_is(
-    replicated: EnterReplicated, apart: list[ApartNode]
-) -> None:
-    lost, other = apart
-    async with replicated() as client:
-        names = [f"conversation-{number}" for number in range(9)]
-        for name in names:
-            await client.get(name).session().append_message(message("first"))
-        await asyncio.gather(*(client.migrate(name, lost.node_id) for name in names[:5]))
-        await client.migrate(names[5], other.node_id)
-        # One sleeps there, and is woken after the loss.
-        await client.hibernate(names[4])
-        async with writing(client, names[:4] + names[5:]) as writers:
-            await asyncio.gather(*(writer.came_to(10) for writer in writers.values()))
-            await asyncio.to_thread(lost.lose)
-            await asyncio.gather(*(writer.came_to(10) for writer in writers.values()))
-            for name, writer in writers.items():
-                assert await stored_after(client, name, writer) == await writer.stop()
-            outage_s = max(writer.longest_s for writer in writers.values())
-        # What it comes to depends on the machine: it is told, and decides nothing.
-        print(f"longest outage: {outage_s:.1f} s at a lease of {LEASE_S:g} s")
-        assert await stored(client, names[4]) == ["first"]
-        for name in names:
-            info = await client.info(name)
-            assert info.node_id != lost.node_id
-            assert await client.get(name).verify() == []
-
-
-async def stored_after(client: Any, name: str, writer: Writer) -> list[str]:
-    await writer.stop()
-    return (await stored(client, name))[1:]
-
-
-async def test_a_second_loss_after_the_first(
-    replicated: EnterReplicated, apart: list[ApartNode]
-) -> None:
-    async with replicated() as client:
-        session = client.get("alice").session()
-        await session.append_message(message("m0"))
-        for number, node in enumerate(apart, 1):
-            await client.migrate("alice", node.node_id)
-            await session.append_message(message(f"m{number}"))
-            await asyncio.to_thread(node.lose)
-            assert await stored(client, "alice") == [f"m{n}" for n in range(number + 1)]
-
-            # An orphan may answer for a moment longer than its node is there.
-            async def left(lost: ApartNode = node) -> bool:
-                return (await client.info("alice")).node_id != lost.node_id
-
-            await until(left, "somebody else owns it", 60)
-        await client.hibernate("alice")
-        assert len(await stored(client, "alice")) == 3
-
-
-async def test_the_heads_disk_is_lost_with_the_router(
-    replicated: EnterReplicated, tmp_path: Path, apart: list[ApartNode]
-) -> None:
-    async with replicated() as client:
-        for number in range(6):
-            session = client.get(f"conversation-{number}").session()
-            await session.append_messages([message(f"m{number}-{i}") for i in range(5)])
-        await client.migrate("conversation-0", apart[0].node_id)
-        await client.delete("conversation-5")
-        before = {n: await stored(client, n) async for n in client.list()}
-        pids = await pids_of(client)
-        # The router, its disk and everything that ran on it, at once.
-        ray.kill(router_of(client), no_restart=False)
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        remove(tmp_path / "data")
-        after = await until(lambda: listing(client), "the router is back", 60.0)
-        assert after == before
-        await client.get("conversation-1").session().append_message(message("later"))
-        assert (await stored(client, "conversation-1"))[-1] == "later"
-
-
 def router_of(client: Any) -> Any:
     return ray.get_actor(ROUTER_NAME, client._namespace)
-
-
-async def pids_of(client: Any) -> list[int]:
-    """The processes of the conversations on the head."""
-    head = ray.get_runtime_context().get_node_id()
-    infos = [await client.info(name) async for name in client.list()]
-    return [info.pid for info in infos if info.node_id == head and info.pid is not None]
-
-
-NOT_YET: set[str] = set()
-
-
-async def listing(client: Any) -> dict[str, list[str]] | None:
-    try:
-        return {name: await stored(client, name) async for name in client.list()}
-    except Exception as error:
-        seen = repr(error)
-        if seen not in NOT_YET:
-            print("not yet:", seen)
-            NOT_YET.add(seen)
-        return None
 
 
 async def test_a_directory_without_any_replica_is_made_again_from_the_conversations(

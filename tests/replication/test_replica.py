@@ -379,3 +379,19 @@ async def test_a_node_that_lacks_the_share_does_not_say_that_the_replica_is_gone
         await bring_back(root, "alice.2.sqlite", "alice", None, [source])
     (place.folder / "away").rename(place.folder / "far")
     assert await bring_back(root, "alice.2.sqlite", "alice", None, [source]) is not None
+
+
+async def test_the_log_stays_bounded_while_the_engine_copies_it(
+    daemon: Daemon, place: Place
+) -> None:
+    """It is the engine that cuts it back: the connection leaves checkpoints to it."""
+    alice = place.activation(1)
+    await alice.start()
+    log, text, largest = place.file.with_name(place.file.name + "-wal"), "x" * (1 << 20), 0
+    for number in range(32):
+        await alice.host.session.append_message(message(f"m{number}", text))
+        largest = max(largest, log.stat().st_size)
+    await alice.close()
+    assert place.file.stat().st_size > 32 << 20
+    assert largest < 16 << 20
+    assert await place.texts() == [f"m{number}" for number in range(32)]
