@@ -71,11 +71,12 @@ def loaded(deploy: Deploy, request: pytest.FixtureRequest) -> Any:
         *,
         conversations: int = CONVERSATIONS,
         writers_each: int = WRITERS_EACH,
+        pause_s: float = 0.0,
         **settings: Any,
     ) -> AsyncIterator[Load]:
         chosen = {"lease_ttl_s": 1.5, "max_active": 8, "warm_actors": 1, "capacity_wait_s": 60}
         async with deploy(**(chosen | settings)) as client:
-            load = Load(client, request.node.name, conversations, writers_each)
+            load = Load(client, request.node.name, conversations, writers_each, pause_s)
             try:
                 await load.spread([node.node_id for node in nodes])
                 yield load

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import random
 from typing import Any
 
 from tests.cluster.conftest import until
@@ -16,15 +17,31 @@ OUTAGES: list[str] = []
 
 
 class Load:
-    """Conversations of one deployment and the writers on each."""
+    """Conversations of one deployment and the writers on each.
 
-    def __init__(self, client: Any, title: str, conversations: int, writers_each: int) -> None:
+    Args: `pause_s` is the most seconds between two appends of a writer, some of several messages.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        title: str,
+        conversations: int,
+        writers_each: int,
+        pause_s: float = 0.0,
+    ) -> None:
         self.client, self.title = client, title
         self.ledger = Ledger()
         self.names = [f"c{number}" for number in range(conversations)]
         self.writers = {
             name: [
-                Writer(client.get(name).session(), f"{name}-{number}-", self.ledger)
+                Writer(
+                    client.get(name).session(),
+                    f"{name}-{number}-",
+                    self.ledger,
+                    chance=random.Random(f"{name}-{number}") if pause_s else None,
+                    pause_s=pause_s,
+                )
                 for number in range(writers_each)
             ]
             for name in self.names

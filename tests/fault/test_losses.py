@@ -32,12 +32,13 @@ class Size:
 
     conversations: int
     writers_each: int
+    pause_s: float
     lease_s: float
     is_full: bool
 
 
-SMALL = Size(conversations=6, writers_each=2, lease_s=3.0, is_full=False)
-FULL = Size(conversations=30, writers_each=1, lease_s=10.0, is_full=True)
+SMALL = Size(conversations=6, writers_each=2, pause_s=0.0, lease_s=3.0, is_full=False)
+FULL = Size(conversations=30, writers_each=1, pause_s=0.3, lease_s=10.0, is_full=True)
 
 
 @pytest.fixture(params=[SMALL, FULL], ids=["small", "full"])
@@ -65,6 +66,9 @@ def replicated(size: Size, tmp_path: Path) -> Iterator[dict[str, Any]]:
         "max_active": size.conversations,
         "conversations": size.conversations,
         "writers_each": size.writers_each,
+        "pause_s": size.pause_s,
+        # Writers of all nodes share one small store, and all of them these cores.
+        "replica_timeout_s": 60.0,
     }
     if not size.is_full:
         (tmp_path / "far").mkdir()
