@@ -67,12 +67,16 @@ class LifecycleEvents:
 
     def emit(self, type: str, payload: Mapping[str, Any] | None = None) -> None:
         """Tell every listener; one that raises is reported to the others and breaks nothing."""
-        self.publish(LifecycleEvent(HOST_ID, type, payload or {}))
+        self.tell(HOST_ID, type, payload)
 
-    def publish(self, event: LifecycleEvent) -> None:
-        """Tell every listener of an event whose source is known."""
-        if not event.type.strip():
+    def tell(self, source: str, type: str, payload: Mapping[str, Any] | None) -> None:
+        """Tell every listener what a source has to say."""
+        if not type.strip():
             raise ValueError("an event's type is not blank")
+        if self._listeners:
+            self._publish(LifecycleEvent(source, type, payload or {}))
+
+    def _publish(self, event: LifecycleEvent) -> None:
         for key, listener in list(self._listeners.items()):
             if key not in self._listeners:
                 continue
@@ -82,7 +86,7 @@ class LifecycleEvents:
                 # The report of a listener that fails on a report would never end.
                 if event.type != LISTENER_FAILED:
                     details = {"event": event, "error": error}
-                    self.publish(LifecycleEvent(LIFECYCLE_ID, LISTENER_FAILED, details))
+                    self._publish(LifecycleEvent(LIFECYCLE_ID, LISTENER_FAILED, details))
 
 
 class CapabilityEvents:
@@ -93,7 +97,7 @@ class CapabilityEvents:
 
     def emit(self, type: str, payload: Mapping[str, Any] | None = None) -> None:
         """Tell every listener, in this capability's name."""
-        self._events.publish(LifecycleEvent(self._source, type, payload or {}))
+        self._events.tell(self._source, type, payload)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Hear every event of the lifecycle; return what ends that."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..attachments import count_pointers, extract
 from ..chunks import split_utf8
@@ -21,8 +20,7 @@ from .sql import is_text
 from .store import NewRow
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A message ready to be written: all that takes work and touches nothing.
 
     `excess` says which limit of client input it passes; it may still turn out to be known.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..messages import SessionMessage
@@ -25,6 +26,7 @@ from ..records import (
     Parent,
     ms_from_iso,
 )
+from .engine import Engine
 from .feed import mirror_listener
 from .preparation import Prepared, as_sequence, prepare, prepare_import
 from .reads import SessionReads
@@ -71,7 +73,14 @@ class Session(SessionReads):
             cannot hold; QuotaExceededError. Nothing is written then.
         Cost: one row written for a text of up to 1.5 MiB, one more per further slice.
         """
-        (result,) = await self.append_messages([message], parent_id=parent_id, source=source)
+        engine = await self._ready()
+        new = self._prepare(message, source)
+        inserted = await engine.storage.submit(lambda: self._append(engine, new, parent_id))
+        result = self._appended(engine, message, new, inserted)
+        if self._feed.heard and inserted is not None:
+            await self._feed.publish(self._append_event(result, parent_id))
+        if inserted:
+            await self._compact_if_due()
         return result
 
     async def append_messages(
@@ -85,46 +94,55 @@ class Session(SessionReads):
 
         `parent_id` places the first; see `append_message`.
         """
-        engine, session_id = await self._ready(), self.session_id
+        engine = await self._ready()
         items = as_sequence(messages, "messages")
         prepared = [self._prepare(message, source) for message in items]
         parents: list[Parent] = [parent_id] + [LEAF] * (len(items) - 1)
 
         def op() -> list[bool | None]:
-            outcomes: list[bool | None] = []
-            for new, parent in zip(prepared, parents, strict=False):
-                if engine.is_own_overlay(session_id, new.row.id):
-                    outcomes.append(None)
-                else:
-                    outcomes.append(engine.do_append(session_id, new, parent))
-            return outcomes
+            return list(map(partial(self._append, engine), prepared, parents))
 
         outcomes = await engine.storage.submit(op)
         results, events = [], []
         for given, new, parent, inserted in zip(items, prepared, parents, outcomes, strict=False):
-            if inserted is None:  # a client posts an overlay back: dropped without a word
-                results.append(AppendResult(False, given))
-                continue
-            message = new.message
-            if not inserted:
-                message = engine.message(session_id, new.row.id) or message
-            results.append(AppendResult(inserted, message))
-            if self._feed.heard:
-                events.append(
-                    ChangeEvent(
-                        "append", session_id, message=message, parent_id=parent, inserted=inserted
-                    )
-                )
-            if inserted:
-                self._emit(
-                    "session:message:appended",
-                    message_id=new.row.id,
-                    token_estimate=new.row.token_estimate,
-                )
+            result = self._appended(engine, given, new, inserted)
+            results.append(result)
+            if self._feed.heard and inserted is not None:
+                events.append(self._append_event(result, parent))
         await self._feed.publish(*events)
         if any(outcomes):
             await self._compact_if_due()
         return results
+
+    def _append(self, engine: Engine, new: Prepared, parent_id: Parent) -> bool | None:
+        """Write a message, within an operation; None for an overlay that a client posts back."""
+        if engine.is_own_overlay(self.session_id, new.row.id):
+            return None
+        return engine.do_append(self.session_id, new, parent_id)
+
+    def _appended(
+        self, engine: Engine, given: SessionMessage, new: Prepared, inserted: bool | None
+    ) -> AppendResult:
+        """Say what became of a message, and report the one that is new."""
+        if inserted:
+            self._emit(
+                "session:message:appended",
+                message_id=new.row.id,
+                token_estimate=new.row.token_estimate,
+            )
+            return AppendResult(True, new.message)
+        if inserted is None:  # dropped without a word
+            return AppendResult(False, given)
+        return AppendResult(False, engine.message(self.session_id, new.row.id) or new.message)
+
+    def _append_event(self, result: AppendResult, parent_id: Parent) -> ChangeEvent:
+        return ChangeEvent(
+            "append",
+            self.session_id,
+            message=result.message,
+            parent_id=parent_id,
+            inserted=result.inserted,
+        )
 
     def _prepare(self, message: SessionMessage, source: str) -> Prepared:
         owner = self._owner
@@ -183,18 +201,10 @@ class Session(SessionReads):
             if changed:
                 await self._updated(new)
             return AppendResult(False, new.message)
-        self._emit(
-            "session:message:appended",
-            message_id=new.row.id,
-            token_estimate=new.row.token_estimate,
-        )
-        await self._feed.publish(
-            ChangeEvent(
-                "append", session_id, message=new.message, parent_id=parent_id, inserted=True
-            )
-        )
+        result = self._appended(engine, message, new, True)
+        await self._feed.publish(self._append_event(result, parent_id))
         await self._compact_if_due()
-        return AppendResult(True, new.message)
+        return result
 
     async def delete_messages(self, message_ids: Iterable[str]) -> None:
         """Delete messages; their children move to the nearest surviving ancestor.
