@@ -45,6 +45,15 @@ IndexRow = tuple[int, str, str, str, str]
 _INSERT = (
     f"INSERT INTO {schema.INDEX} (rowid, id, session_id, role, content) VALUES (?, ?, ?, ?, ?)"
 )
+# Ranks are sorted before any row is looked up (the LIMIT keeps the two apart), and are FTS5's own
+# function: its column `rank`, read beside ORDER BY, goes through the phrase's rows once more.
+_MATCHES = f"""
+SELECT hit.score, c.c0, c.c3, m.role, m.seq
+FROM (SELECT rowid AS place, bm25({schema.INDEX}) AS score FROM {schema.INDEX}
+  WHERE {schema.INDEX} MATCH ? ORDER BY score LIMIT -1) hit
+CROSS JOIN {schema.INDEX}_content c ON c.id = hit.place
+CROSS JOIN {schema.MESSAGES} m ON m.session_id = c.c1 AND m.id = c.c0
+WHERE c.c1 = ?"""
 
 _CJK = re.compile(
     "(["
@@ -351,20 +360,16 @@ class Index:
     def _matches(self, session_id: str, query: str, limit: int) -> list[tuple[str, str, str]]:
         """Find (id, role, indexed text), best first; a negative limit takes all.
 
-        FTS5 gives them by rank. Only those that are taken are looked up, and those that rank
-        like the last of them, for their order.
+        Only those that are taken are looked up, and those that rank like the last of them, for
+        their order.
         """
         if limit == 0:
             return []
         built = self._built_seqs.get(session_id, -1)
         found: list[tuple[float, bool, int | str, str, str, str]] = []
         cursor = self._db.cursor()
-        # The index is the outer loop: it gives its rows by rank, one by one.
         for rank, message_id, indexed, role, seq in cursor.execute(
-            f"SELECT f.rank, f.id, f.content, m.role, m.seq FROM {schema.INDEX} f"
-            f" CROSS JOIN {schema.MESSAGES} m ON m.session_id = f.session_id AND m.id = f.id"
-            f" WHERE f.{schema.INDEX} MATCH ? AND f.session_id = ? ORDER BY f.rank",
-            (phrase(query), session_id),
+            _MATCHES, (phrase(query), session_id)
         ):
             if 0 < limit <= len(found) and rank != found[-1][0]:
                 break
