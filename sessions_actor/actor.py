@@ -355,7 +355,7 @@ class ConversationActor:
         elif not self._lease.holds(spec.term):
             refusal = await self._await_lease(hosted, spec)
         if refusal is not None:
-            answer = wire.Answer(wire.ERROR, wire.dump_error(refusal))
+            answer = wire.Answer(wire.REFUSED, wire.dump_error(refusal))
             return wire.pack_reply([answer] * len(parts))
         assert hosted is not None
         assert spec is not None

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from . import tracing, wire
-from .errors import MigratingError
+from .errors import MigratingError, OutputGateBrokenError
 from .limits import MIB
 from .overload import Bounds, Load
 from .retry import CutShortError, Tries, Verdict, judge
@@ -225,6 +225,9 @@ class Channel:
             self._spawn(self._collect(call, address, answer.data.decode()))
             return False
         error = CutShortError() if answer.tag == wire.CUT else wire.load_error(answer.data)
+        if answer.tag == wire.ERROR and not isinstance(error, OutputGateBrokenError):
+            call.fail(error)  # also where it speaks of an owner: the host's code asked another
+            return False
         return self._again(call, address, error)
 
     def _again(self, call: Call, address: Address, error: Exception) -> bool:
@@ -256,16 +259,20 @@ class Channel:
         """Fetch the outcome of a call that takes long; send it again if that fails."""
         while not call.future.done():
             asked = address.actor.collect.remote(self.name, address.epoch, ticket, COLLECT_WAIT_S)
+            found: Answer | Exception
             try:
-                (answer,) = wire.unpack_reply(await self._reply(address, asked, None))
+                (found,) = wire.unpack_reply(await self._reply(address, asked, None))
             except Exception as error:
-                again = self._again(call, address, error)
+                found = error
+            if isinstance(found, Answer) and found.tag == wire.WAITING:
+                continue
+            # Its owner was at work until now: only from here on is it without one.
+            call.deadline = self._loop.time() + self.resolver.call_timeout_s
+            if isinstance(found, Exception):
+                again = self._again(call, address, found)
             else:
-                if answer.tag == wire.WAITING:
-                    continue
-                again = self._settle(call, address, answer)
+                again = self._settle(call, address, found)
             if again:
-                call.deadline = self._loop.time() + self.resolver.call_timeout_s
                 await self._deliver([call])
             return
 

@@ -10,7 +10,6 @@ Source: specification, "Write messages" to "Compaction".
 
 import asyncio
 import math
-import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, cast
@@ -56,9 +55,7 @@ class ConversationHandle:
         check_name(name)
         self.name = name
         self._resolver = resolver
-        self._channels: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Channel] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._channels: dict[asyncio.AbstractEventLoop, Channel] = {}
 
     def __repr__(self) -> str:
         return f"<conversation {self.name!r}>"
@@ -104,6 +101,9 @@ class ConversationHandle:
         loop = asyncio.get_running_loop()
         channel = self._channels.get(loop)
         if channel is None:
+            for other in list(self._channels):
+                if other.is_closed():
+                    self._channels.pop(other, None)
             channel = self._channels[loop] = Channel(self.name, self._resolver)
         return channel
 

@@ -31,6 +31,7 @@ from .durable_object import DurableObject
 from .errors import (
     MigratingError,
     OverloadedError,
+    RemoteCallError,
     RoutingError,
     SessionsActorError,
     StaleEpochError,
@@ -260,7 +261,7 @@ class Hosted:
             for part in admitted:
                 self._load.give_back(len(part.args))
             reports.refused(self.name, epoch, refusal, len(parts))
-            return [_error(refusal)] * len(parts)
+            return [Answer(wire.REFUSED, wire.dump_error(refusal))] * len(parts)
         self._active_at_ms = _now_ms()
         tasks, to_end = [], Countdown(len(admitted))
         for part in admitted:
@@ -282,7 +283,7 @@ class Hosted:
             try:
                 self._load.take(len(part.args))
             except OverloadedError as error:
-                refused[i] = _error(error)
+                refused[i] = Answer(wire.ERROR, wire.dump_error(error))
                 reports.refused(self.name, self.epoch, error, 1)
         return refused
 
@@ -331,15 +332,22 @@ class Hosted:
         try:
             answer = Answer(wire.OK, await self._invoke(part))
         except asyncio.CancelledError:
-            return Answer(wire.CUT, b"")  # by a seal
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                return Answer(wire.CUT, b"")  # by a seal
+            # Something that the host's own code waited for was cancelled, not this call.
+            answer = self._failed(part, freezes, RemoteCallError("CancelledError", "in its code"))
         except Exception as error:
-            if self._phase is Phase.ENDED and isinstance(error, RuntimeError):
-                return Answer(wire.CUT, b"")  # the file was closed under it
-            if self._freezes == freezes:
-                reports.call_failed(self.name, self.epoch, part.method, error)
-            answer = Answer(wire.ERROR, wire.dump_error(error))
+            if self._phase is Phase.ENDED and isinstance(error, RuntimeError | StaleEpochError):
+                return Answer(wire.CUT, b"")  # the file was closed under it, or is another's
+            answer = self._failed(part, freezes, error)
         # One that outlived a seal may have run in part: another owner may not know of it.
         return answer if self._freezes == freezes else Answer(wire.CUT, b"")
+
+    def _failed(self, part: Part, freezes: int, error: Exception) -> Answer:
+        if self._freezes == freezes:
+            reports.call_failed(self.name, self.epoch, part.method, error)
+        return Answer(wire.ERROR, wire.dump_error(error))
 
     async def _invoke(self, part: Part) -> bytes:
         method = wire.METHODS.get(part.method)
@@ -550,10 +558,6 @@ _OWN_METHODS: Final = {
     wire.LIST_SESSIONS: Hosted._session_ids,
     wire.VERIFY: Hosted._verify,
 }
-
-
-def _error(error: Exception) -> Answer:
-    return Answer(wire.ERROR, wire.dump_error(error))
 
 
 async def _rows(session: Session, request: WindowRequest, max_bytes: int) -> Window:

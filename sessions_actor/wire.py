@@ -29,7 +29,8 @@ from .records import (
 
 # An answer's tag. WAITING brings a ticket: the call goes on, its outcome is collected later. CUT:
 # the call was cut short when the activation ended, and may be made again if it is repeatable.
-OK, ERROR, WAITING, CUT = 0, 1, 2, 3
+# REFUSED: it was not carried out, for a reason of the owner's; ERROR: it was, and raised.
+OK, ERROR, WAITING, CUT, REFUSED = 0, 1, 2, 3, 4
 
 # Methods that only handles call.
 READ_WINDOW, FOLLOW_CHANGES, CALL = "#window", "#follow", "#call"
@@ -54,7 +55,7 @@ class Part(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """One part's outcome: OK and its result, ERROR and what `load_error` reads; see the tags."""
+    """One part's outcome: OK and its result, an error that `load_error` reads; see the tags."""
 
     tag: int
     data: bytes

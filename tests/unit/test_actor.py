@@ -57,7 +57,7 @@ async def second(tmp_path: Path) -> ConversationActor:
 
 async def test_a_call_for_the_conversation_before_is_refused_and_writes_nothing(second):
     answer = await append(second, "a", 3, "stray")
-    assert answer.tag == wire.ERROR
+    assert answer.tag == wire.REFUSED
     assert isinstance(wire.load_error(answer.data), StaleEpochError)
     assert await rows(second) == 1
 

@@ -89,6 +89,10 @@ def failed(error: Exception) -> Answer:
     return Answer(wire.ERROR, wire.dump_error(error))
 
 
+def refused(error: Exception) -> Answer:
+    return Answer(wire.REFUSED, wire.dump_error(error))
+
+
 async def test_what_is_asked_meanwhile_travels_together_and_in_order() -> None:
     owner, directory = Owner(), Directory()
     directory.owners = [owner]
@@ -140,7 +144,7 @@ async def test_calls_that_may_take_long_travel_alone_and_hold_up_nobody() -> Non
 
 @pytest.mark.parametrize("error", [StaleEpochError(1, 2), MigratingError("a", 0.1)])
 async def test_a_refused_call_goes_to_the_next_owner(error: Exception) -> None:
-    stale = Owner(lambda epoch, parts: [failed(error) for _ in parts])
+    stale = Owner(lambda epoch, parts: [refused(error) for _ in parts])
     fresh = Owner()
     directory = Directory(stale, fresh)
     calls = Channel("a", directory)
@@ -152,7 +156,7 @@ async def test_a_refused_call_goes_to_the_next_owner(error: Exception) -> None:
 
 async def test_a_call_to_an_owner_without_a_lease_fails_in_time() -> None:
     directory = Directory(
-        Owner(lambda epoch, parts: [failed(LeaseMissingError("a", 0.1)) for _ in parts])
+        Owner(lambda epoch, parts: [refused(LeaseMissingError("a", 0.1)) for _ in parts])
     )
     directory.call_timeout_s = 0.3
     with pytest.raises(TimeoutError, match="has no lease"):
@@ -164,7 +168,7 @@ async def test_a_call_waits_for_a_move_beyond_its_time(monkeypatch: pytest.Monke
     sealed_until = loop.time() + 0.5
 
     def answer(epoch: int, parts: list[Part]) -> list[Answer]:
-        return [failed(MigratingError("a", 0.1)) if loop.time() < sealed_until else ok()]
+        return [refused(MigratingError("a", 0.1)) if loop.time() < sealed_until else ok()]
 
     directory = Directory(Owner(answer))
     directory.call_timeout_s = 0.2
@@ -175,7 +179,7 @@ async def test_a_call_waits_for_a_move_beyond_its_time(monkeypatch: pytest.Monke
 async def test_a_call_does_not_wait_for_moves_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_module, "SEALED_TOTAL_S", 0.4)
     directory = Directory(
-        Owner(lambda epoch, parts: [failed(MigratingError("a", 0.1)) for _ in parts])
+        Owner(lambda epoch, parts: [refused(MigratingError("a", 0.1)) for _ in parts])
     )
     directory.call_timeout_s = 0.2
     began = asyncio.get_running_loop().time()
@@ -208,10 +212,8 @@ async def test_a_call_that_must_not_run_twice_is_lost_with_its_owner() -> None:
     cut = Channel("a", Directory(Owner(lambda e, parts: [Answer(wire.CUT, b"")]), fresh))
     with pytest.raises(MigratingError):
         await cut.call("", wire.CALL, b"x")
-    refused = Channel(
-        "a", Directory(Owner(lambda e, parts: [failed(StaleEpochError(1, 2))]), fresh)
-    )
-    assert await refused.call("", wire.CALL, b"x") == b"#call"
+    stale = Owner(lambda e, parts: [refused(StaleEpochError(1, 2))])
+    assert await Channel("a", Directory(stale, fresh)).call("", wire.CALL, b"x") == b"#call"
 
 
 async def test_a_ticket_is_collected_while_others_go_on() -> None:
@@ -247,6 +249,43 @@ async def test_a_ticket_that_is_gone_makes_the_call_again() -> None:
     assert fresh.parts[0].again
 
 
+@pytest.mark.parametrize("method", ["compact", wire.CALL])
+@pytest.mark.parametrize(
+    "error",
+    [MigratingError("bob", 0.0), StaleEpochError(1, 2), LeaseMissingError("bob", 0.1)],
+    ids=lambda error: type(error).__name__,
+)
+async def test_what_the_hosts_own_code_raised_is_the_callers_whatever_it_says(
+    method: str, error: Exception
+) -> None:
+    # Its code asked another conversation, and that was moving: this one has run.
+    owner = Owner(lambda epoch, parts: [failed(error)])
+    calls = Channel("a", Directory(owner, Owner()))
+    with pytest.raises(type(error)):
+        await calls.call("", method, b"")
+    assert len(owner.frames) == 1
+    waiting = Owner(lambda epoch, parts: [Answer(wire.WAITING, b"t")])
+    waiting.tickets["t"] = failed(error)
+    calls = Channel("a", Directory(waiting, Owner()))
+    with pytest.raises(type(error)):
+        await calls.call("", method, b"")
+
+
+async def test_a_call_at_work_beyond_its_time_is_made_again_when_it_is_cut_short() -> None:
+    directory = Directory(Owner(lambda e, parts: [Answer(wire.WAITING, b"t")]), Owner())
+    directory.call_timeout_s = 0.2
+    loop = asyncio.get_running_loop()
+
+    async def cut_late() -> Answer:
+        await asyncio.sleep(directory.call_timeout_s * 2)
+        return Answer(wire.CUT, b"")
+
+    directory.owners[0].tickets["t"] = cut_late
+    began = loop.time()
+    assert await Channel("a", directory).call("", "compact", b"") == b"compact"
+    assert loop.time() - began > directory.call_timeout_s
+
+
 async def test_a_silent_owner_is_asked_after(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_module, "SUSPECT_AFTER_S", 0.05)
 
@@ -277,7 +316,7 @@ async def test_an_owner_that_is_only_slow_keeps_its_call(monkeypatch: pytest.Mon
 
 
 async def test_without_an_owner_a_call_ends_in_time() -> None:
-    stale = Owner(lambda epoch, parts: [failed(StaleEpochError(1, 2)) for _ in parts])
+    stale = Owner(lambda epoch, parts: [refused(StaleEpochError(1, 2)) for _ in parts])
     directory = Directory(stale)
     directory.call_timeout_s = 0.1
     with pytest.raises(TimeoutError, match=r"'a' did not answer within 0\.1 s"):

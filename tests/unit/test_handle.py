@@ -1,7 +1,10 @@
 """Handles without a cluster: what is checked before anything is sent."""
 
+import asyncio
+import gc
 import inspect
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -95,3 +98,21 @@ async def test_what_is_ill_formed_is_never_sent() -> None:
 def test_handles_pickle() -> None:
     one = pickle.loads(pickle.dumps(ConversationHandle("alice", Nobody()).session("s")))
     assert (one.session_id, repr(one)) == ("s", "<session 's' of <conversation 'alice'>>")
+
+
+def test_a_handle_forgets_the_loops_that_are_closed() -> None:
+    handle = ConversationHandle("alice", Nobody())
+
+    async def use() -> None:
+        assert handle.channel() is handle.channel()
+
+    loops = []
+    for _ in range(3):
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(use())
+        loop.close()
+        loops.append(weakref.ref(loop))
+        del loop
+    asyncio.run(use())
+    gc.collect()
+    assert [loop() for loop in loops] == [None] * 3

@@ -50,6 +50,16 @@ class Host(DurableObject):
         """Give back what was given."""
         return value
 
+    async def cancel_its_own(self) -> None:
+        """Wait for work of its own that is cancelled."""
+        work = asyncio.ensure_future(self.release.wait())
+        work.cancel()
+        await work
+
+    async def ask_one_that_moves(self) -> None:
+        """Ask another conversation, which moves."""
+        raise MigratingError("bob", 0.0)
+
 
 @pytest.fixture
 async def hosted(tmp_path: Path) -> AsyncIterator[Hosted]:
@@ -85,6 +95,11 @@ def error_of(answer: Answer) -> Exception:
     return wire.load_error(answer.data)
 
 
+def refusal_of(answer: Answer) -> Exception:
+    assert answer.tag == wire.REFUSED
+    return wire.load_error(answer.data)
+
+
 def test_phases_are_complete() -> None:
     assert set(TRANSITIONS) == set(Phase)
     assert TRANSITIONS[Phase.ENDED] == frozenset()
@@ -117,7 +132,7 @@ async def test_parts_of_a_frame_share_one_commit_and_have_their_own_savepoint(
 async def test_another_epoch_is_refused_and_writes_nothing(hosted: Hosted) -> None:
     for epoch in (2, 4):
         (answer,) = await hosted.serve(epoch, [part("append_message", message("m"))])
-        error = error_of(answer)
+        error = refusal_of(answer)
         assert isinstance(error, StaleEpochError)
         assert (error.presented, error.current) == (epoch, 3)
     (found,) = await hosted.serve(3, [part("get_message", "m")])
@@ -170,7 +185,7 @@ async def test_at_a_seal_that_ends_the_activation_callers_are_sent_on(hosted: Ho
     waiting = asyncio.create_task(hosted.serve(3, [part("append_message", message("m"))]))
     await asyncio.sleep(0)
     await hosted.end()
-    assert isinstance(error_of((await waiting)[0]), StaleEpochError)
+    assert isinstance(refusal_of((await waiting)[0]), StaleEpochError)
 
 
 async def test_nobody_waits_at_a_seal_for_ever(
@@ -179,7 +194,7 @@ async def test_nobody_waits_at_a_seal_for_ever(
     monkeypatch.setattr("sessions_actor.hosted.SEALED_WAIT_S", 0.02)
     await hosted.seal(0)
     (answer,) = await hosted.serve(3, [part("append_message", message("m"))])
-    assert isinstance(error_of(answer), MigratingError)
+    assert isinstance(refusal_of(answer), MigratingError)
     hosted.unseal()
 
 
@@ -199,6 +214,19 @@ async def test_a_seal_cuts_short_what_takes_longer(hosted: Hosted) -> None:
     await hosted.seal(0.02)
     assert (await hosted.remains.collect(slow.data.decode(), 1)).tag == wire.CUT
     assert not hosted.host.finished  # type: ignore[attr-defined]
+
+
+async def test_a_refusal_is_told_from_what_a_method_raised(hosted: Hosted) -> None:
+    (raised,) = await hosted.serve(3, [call("ask_one_that_moves")])
+    assert raised.tag == wire.ERROR
+    (refused,) = await hosted.serve(2, [call("ask_one_that_moves")])
+    assert refused.tag == wire.REFUSED
+
+
+async def test_what_a_method_cancelled_itself_is_no_seal(hosted: Hosted) -> None:
+    (answer,) = await hosted.serve(3, [call("cancel_its_own")])
+    assert answer.tag == wire.ERROR
+    assert "CancelledError" in str(wire.load_error(answer.data))
 
 
 async def test_what_goes_on_after_the_end_is_not_acknowledged(
@@ -239,7 +267,7 @@ async def test_an_activation_whose_gate_broke_ends_itself(tmp_path: Path) -> Non
     hosted.storage._gate._break("the disk is gone")  # type: ignore[attr-defined]
     assert lost == [1]
     (answer,) = await hosted.serve(3, [part("append_message", message("m"))])
-    assert isinstance(error_of(answer), StaleEpochError)
+    assert isinstance(refusal_of(answer), StaleEpochError)
     await hosted.end()
 
 

@@ -275,7 +275,7 @@ async def test_a_lease_that_ended_fences_what_was_bound_in_it(world: World, even
     reply = await owner.target.serve(
         wire.pack_request(name, spec.epoch, [wire.Part("", "get_latest_leaf", b"[[]]")])
     )
-    assert wire.unpack_reply(reply)[0].tag == wire.ERROR
+    assert wire.unpack_reply(reply)[0].tag == wire.REFUSED
     assert rises.of(meters.FENCED) == 1
     (fenced,) = named(events, "conversation.fenced")
     assert (fenced["conversation"], fenced["reason"]) == ("alice", "lease")
