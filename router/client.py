@@ -410,15 +410,19 @@ class Client:
         Raises: ValueError for an unknown job.
         """
         known = [
-            (index, one.id)
+            (index, one)
             for index, jobs in enumerate(await self._ask_all("jobs"))
             for one in jobs
             if one.id == job_id
         ]
         if not known:
             raise ValueError(f"job: none is {job_id!r}, see jobs()")
-        asked = (self._ask(index, "cancel_job", part) for index, part in known)
-        return any(await asyncio.gather(*asked))
+        asked = (self._ask(index, "cancel_job", part.id) for index, part in known)
+        cancelled = any(await asyncio.gather(*asked))
+        (node_id,) = {part.node_id for _, part in known}
+        if cancelled and node_id is not None:
+            await self.undrain(node_id)  # also where the job's part had ended
+        return cancelled
 
     async def undrain(self, node_id: str) -> None:
         """Let a node take conversations again; a drain under way is given up."""

@@ -9,7 +9,7 @@ What it does not do: run anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -20,6 +20,7 @@ from sessions_actor.storage import Storage
 from sessions_actor.transfer import TableDigest
 
 from .models import JobKind, MigrationReport
+from .through import made
 
 # Jobs that have ended and are still told of.
 ENDED_KEPT: Final = 50
@@ -89,7 +90,11 @@ class Counts(NamedTuple):
 
 
 class JobLog:
-    """The jobs of one directory. Methods that write return once the change is durable."""
+    """The jobs of one directory.
+
+    Methods that write return once the change is durable; a replica that is late is not waited for,
+    since work goes on from what the directory itself says. Reads that are told wait, see `durable`.
+    """
 
     def __init__(self, storage: Storage, now_ms: Callable[[], int]) -> None:
         self._storage, self._now_ms = storage, now_ms
@@ -173,8 +178,13 @@ class JobLog:
         disk_id: str | None = None,
         *,
         announced: bool = False,
+        alive: Collection[str] = (),
     ) -> Job:
-        """Note a job that begins; an ended one of the same id is forgotten."""
+        """Note a job that begins; an ended one of the same id is forgotten, so are old ones.
+
+        Args: `alive` names the nodes that are there: a drain on whose account one of them takes
+            nothing new is kept however old it is.
+        """
 
         def op() -> None:
             self._forget(job_id)
@@ -191,13 +201,16 @@ class JobLog:
                 ),
             )
             for job in [one for one in reversed(self.all()) if one.ended_at][ENDED_KEPT:]:
-                if not job.standing:
+                if not (job.standing and job.node_id in alive):
                     self._forget(job.id)
 
-        await self._storage.submit(op)
+        await self._change(op)
         job = self.get(job_id)
         assert job is not None
         return job
+
+    async def _change(self, op: Callable[[], object]) -> None:
+        await made(self._storage.submit(op))
 
     def _forget(self, job_id: str) -> None:
         for table, key in (("jobs", "id"), ("job_moves", "job_id")):
@@ -216,28 +229,30 @@ class JobLog:
         self, job_id: str, name: str, moved: bool, size: int, detail: str | None
     ) -> None:
         row = (job_id, check_name(name), moved, size, detail)
-        await self._storage.submit(
+        await self._change(
             lambda: self._storage.write("INSERT OR REPLACE INTO job_moves VALUES (?,?,?,?,?)", row)
         )
 
     async def end(self, job_id: str, state: JobState, error: str | None = None) -> bool:
         """Note that a job has ended; says whether it had not before, else it stays as it is."""
+        ended = False
 
-        def op() -> bool:
+        def op() -> None:
+            nonlocal ended
             before = self.get(job_id)
-            if before is None or before.state is not JobState.RUNNING:
-                return False
-            self._storage.write(
-                "UPDATE jobs SET state = ?, ended_at = ?, error = ? WHERE id = ?",
-                (state, self._now_ms(), error, job_id),
-            )
-            return True
+            ended = before is not None and before.state is JobState.RUNNING
+            if ended:
+                self._storage.write(
+                    "UPDATE jobs SET state = ?, ended_at = ?, error = ? WHERE id = ?",
+                    (state, self._now_ms(), error, job_id),
+                )
 
-        return await self._storage.submit(op)
+        await self._change(op)
+        return ended
 
     async def own(self, job_id: str, *, standing: bool = True) -> None:
         """Note that a drain is no longer there on account of a notice."""
-        await self._storage.submit(
+        await self._change(
             lambda: self._storage.write(
                 "UPDATE jobs SET announced = 0, standing = ? WHERE id = ?", (standing, job_id)
             )
@@ -245,7 +260,7 @@ class JobLog:
 
     async def learn_disk(self, job_id: str, disk_id: str) -> None:
         """Note which disk the node of a drain mounts."""
-        await self._storage.submit(
+        await self._change(
             lambda: self._storage.write(
                 "UPDATE jobs SET disk_id = ? WHERE id = ?", (disk_id, job_id)
             )
@@ -253,7 +268,7 @@ class JobLog:
 
     async def open(self, node_id: str) -> None:
         """Note that a node takes conversations again."""
-        await self._storage.submit(
+        await self._change(
             lambda: self._storage.write(
                 "UPDATE jobs SET standing = 0 WHERE node_id = ?", (node_id,)
             )

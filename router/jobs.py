@@ -23,13 +23,14 @@ from sessions_actor.records import iso_from_ms
 
 from . import reports
 from .balance import BYTES_MIN, Move, plan_moves
+from .entries import Entry
 from .job_log import Counts, Job, JobState
 from .models import JobInfo, JobReport, MigrationReport
 from .placement import NodeView
 from .relocation import MOVES_MAX, Relocation
 from .router import Router
 from .survey import survey
-from .through import heed_cancelling
+from .through import heed_cancelling, made
 
 T = TypeVar("T")
 
@@ -58,6 +59,10 @@ class _Run:
 
 class NodeGoneError(Exception):
     """A node went before it was empty, and took its disk along."""
+
+
+class _TargetClosedError(Exception):
+    """The node that a plan chose is being emptied meanwhile."""
 
 
 class Jobs:
@@ -110,9 +115,13 @@ class Jobs:
             if all(view.draining for view in views if view.node_id != node_id):
                 raise NoCapacityError(0)
             disk = next(view.disk_id for view in views if view.node_id == node_id)
-            job = await self._log.begin(job_id, "drain", node_id, disk, announced=announced)
-            await self._mark(node_id, True)
-            self._launch(job)
+            job = await self._log.begin(
+                job_id, "drain", node_id, disk, announced=announced, alive=pool.nodes
+            )
+            try:
+                await self._mark(node_id, True)
+            finally:
+                self._launch(job)
             return job.id
 
     async def start_rebalance(self, job_id: str) -> str:
@@ -125,7 +134,8 @@ class Jobs:
                 return job_id
             for running in self._log.running("rebalance"):
                 return running.id
-            self._launch(job := await self._log.begin(job_id, "rebalance"))
+            nodes = self._router.pool.nodes
+            self._launch(job := await self._log.begin(job_id, "rebalance", alive=nodes))
             return job.id
 
     def _known(self, job_id: str) -> bool:
@@ -287,9 +297,10 @@ class Jobs:
         pool.set_draining(node_id, draining)
         disk = next((v.disk_id for v in pool.views() if v.node_id == node_id), None)
         if disk is not None:
-            await self._router.directory.note_node(
+            noted = self._router.directory.note_node(
                 node_id, disk, draining=draining, machine_id=pool.machine(node_id) or ""
             )
+            await made(noted)
 
     # ----------------------------------------------------------------------------- notices
 
@@ -335,13 +346,35 @@ class Jobs:
             run.left = max(0, run.left - 1)
 
         attempts = -1
-        while run.attempts > attempts:
+        while run.attempts > attempts or await self._await_arrivals(run.job):
             attempts = run.attempts
             await self._router.pool.refresh()
             await self._learn_disk(run)
             run.left, held = self._held(run.job)
             await each(held, empty, MOVES_MAX)
         run.left = 0
+
+    async def _await_arrivals(self, job: Job) -> bool:
+        """Wait for what was on its way to a node before it was emptied; says whether any was.
+
+        Moves that had begun, and owners that were being started: each holds its name's lock.
+        """
+        router = self._router
+
+        def comes(entry: Entry) -> bool:
+            if entry.node_id == job.node_id and router.serving(entry.name) is None:
+                return True
+            target = entry.target or {}
+            return job.node_id == target.get("node_id") or (
+                job.disk_id is not None and job.disk_id == target.get("disk_id")
+            )
+
+        names = [entry.name for entry in router.directory.unsettled() if comes(entry)]
+        names = [name for name in names if router.locks.is_held(name)]
+        for name in names:
+            async with router.locks.hold(name):
+                pass
+        return bool(names)
 
     async def _learn_disk(self, run: _Run) -> None:
         """Learn which disk a node mounts that has not told, and remember it beyond its end."""
@@ -437,6 +470,8 @@ class Jobs:
         entry = self._router.entry(move.name)
         if entry.disk_id != move.source_disk_id:  # somebody moved it meanwhile
             raise ConversationNotFoundError(move.name)
+        if self._router.pool.is_draining(move.node_id):
+            raise _TargetClosedError
         if move.copies:
             return await self._relocation.resettle(move.name, move.node_id)
         await self._relocation.hand_over(move.name, move.node_id)
@@ -453,6 +488,9 @@ class Jobs:
         try:
             report = await move()
         except ConversationNotFoundError:  # deleted, or moved by somebody
+            return False
+        except _TargetClosedError:  # the next plan finds another place for it
+            del run.tries[name]
             return False
         except Exception as error:
             await self._fail(run, name, str(error) or type(error).__name__)

@@ -44,6 +44,9 @@ TURN_AFTER_S: Final = 0.1
 EVICTIONS_MAX: Final = 4
 # How often those who wait look for room while nothing is given back.
 PATIENCE_S: Final = 0.02
+# A round over those who wait that takes longer is followed by a rest so many times as long.
+ROUND_S: Final = 0.001
+ROUND_REST: Final = 4
 # Idle actors above `warm_actors` are ended after this.
 IDLE_KEEP_S: Final = 60.0
 
@@ -123,6 +126,10 @@ class Pool:
         """Keep new conversations off a node, or let them come again."""
         (self._draining.add if draining else self._draining.discard)(node_id)
 
+    def is_draining(self, node_id: str) -> bool:
+        """Say whether new conversations are kept off a node."""
+        return node_id in self._draining
+
     @property
     def nodes(self) -> dict[str, ClusterNode]:
         """The live nodes by id."""
@@ -181,9 +188,11 @@ class Pool:
         try:
             slot = await asyncio.wait_for(waiter.found, wait_s)
         except TimeoutError:
-            nodes = len(choose(self.views()))
-            reports.no_capacity(name, wait_s, nodes)
-            raise NoCapacityError(nodes) from None
+            if not waiter.found.done() or waiter.found.cancelled():
+                nodes = len(choose(self.views()))
+                reports.no_capacity(name, wait_s, nodes)
+                raise NoCapacityError(nodes) from None
+            slot = waiter.found.result()  # it came at the last moment
         except asyncio.CancelledError:
             if waiter.found.done() and not waiter.found.cancelled():
                 self.release(waiter.found.result())
@@ -268,17 +277,27 @@ class Pool:
     # ------------------------------------------------------------------------------ within
 
     def _assign(self) -> None:
-        """Give idle actors to those who wait, first come first served."""
+        """Give idle actors to those who wait, first come first served.
+
+        Cost: one look at the nodes for each actor that is given, while some are idle; who asks in
+        a crowd must not hold up the router.
+        """
         self._drop_strangers()
+        idle = [slot for slot in self._slots.values() if slot.name is None]
+        if not idle:
+            return
+        views = self.views()
         waiting = []
         for waiter in self._waiters:
             if waiter.found.done():
                 continue
-            slot = self._idle_for(waiter)
+            slot = _first_of(idle, waiter.choose(views)) if idle else None
             if slot is None:
                 waiting.append(waiter)
                 continue
             slot.name = ""  # taken; the waiter names it when it wakes
+            idle.remove(slot)
+            views = self.views()
             waiter.found.set_result(slot)
         self._waiters = waiting
 
@@ -289,26 +308,22 @@ class Pool:
                 self.discard(slot)
                 self._spawn(self._cluster.kill(slot.actor))
 
-    def _idle_for(self, waiter: _Waiter) -> Slot | None:
-        if all(slot.name is not None for slot in self._slots.values()):
-            return None
-        for node in waiter.choose(self.views()):
-            for slot in self._slots.values():
-                if slot.name is None and slot.node_id == node.node_id:
-                    return slot
-        return None
-
     def _wake_pump(self) -> None:
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._serve_waiters())
 
     async def _serve_waiters(self) -> None:
         """Grow and evict until nobody waits."""
+        clock = asyncio.get_running_loop().time
         while self._waiters and not self._closed:
+            began = clock()
             self._changed.clear()
             self._grow()
             self._make_room()
             self._assign()
+            took = clock() - began
+            if took > ROUND_S:  # a crowd waits: others have their turn in between
+                await asyncio.sleep(took * ROUND_REST)
             if self._waiters:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), PATIENCE_S)
@@ -317,8 +332,9 @@ class Pool:
         """Start processes for those whom an eviction does not help, a few at a time."""
         now = asyncio.get_running_loop().time()
         wanted: Counter[str] = Counter()
+        views = self.views()
         for waiter in self._waiters:
-            for node in waiter.choose(self.views()):
+            for node in waiter.choose(views):
                 if node.processes + wanted[node.node_id] >= node.max_active:
                     continue
                 if waiter.grow or node.active == 0 or now - waiter.since >= PATIENCE_S:
@@ -337,8 +353,9 @@ class Pool:
         now = asyncio.get_running_loop().time()
         wanted: Counter[str] = Counter()
         turn: dict[str, bool] = {}
+        views = self.views()
         for waiter in self._waiters:
-            for node in waiter.choose(self.views()):
+            for node in waiter.choose(views):
                 if node.active:
                     full = node.active + node.idle >= node.max_active
                     wanted[node.node_id] += 1
@@ -392,3 +409,12 @@ class Pool:
         finally:
             self._starting[node_id] -= 1
             self._changed.set()
+
+
+def _first_of(idle: list[Slot], nodes: list[NodeView]) -> Slot | None:
+    """Return an idle actor of the best node that has one."""
+    for node in nodes:
+        for slot in idle:
+            if slot.node_id == node.node_id:
+                return slot
+    return None

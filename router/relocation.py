@@ -59,6 +59,8 @@ class _Moving:
     """A migration under way."""
 
     ticket: str | None
+    regardless: bool
+    """Whether its node was being emptied already when it was asked for: somebody wants it so."""
     gauge: Gauge = field(default_factory=Gauge)
     task: asyncio.Future[MigrationReport] | None = None
     cancelled: bool = False
@@ -89,7 +91,8 @@ class Relocation:
         """
         check_name(name)
         self._router.entry(name)
-        moving = _Moving(ticket)
+        regardless = node_id is not None and self._router.pool.is_draining(node_id)
+        moving = _Moving(ticket, regardless)
         moving.task = asyncio.ensure_future(self._migrate(name, node_id, moving))
         self._moving.setdefault(name, []).append(moving)
         try:
@@ -152,7 +155,11 @@ class Relocation:
                     continue
                 async with router.locks.hold(name):
                     if await self._lives(source, slot):
-                        return await self._report(source, slot, began, moving)
+                        if moving.regardless or not router.pool.is_draining(slot.node_id):
+                            return await self._report(source, slot, began, moving)
+                        router.pool.release(slot)
+                        if node_id is not None:
+                            raise MigrationFailedError(name, "begin", "its node is being emptied")
             raise NoCapacityError(len(router.pool.nodes))
 
     async def _lives(self, source: Serving, slot: Slot) -> bool:

@@ -554,7 +554,7 @@ async def test_the_log_tells_what_was_written(tmp_path: Path) -> None:
     assert job is not None
     assert (job.state, job.error, job.standing) == (JobState.DONE, None, True)
     for i in range(ENDED_KEPT + 5):
-        await log.begin(f"r{i}", "rebalance")
+        await log.begin(f"r{i}", "rebalance", alive=["n1"])
         await log.moved(f"r{i}", "a", None)
         await log.end(f"r{i}", JobState.DONE)
     kept = [job.id for job in log.all()]
@@ -563,6 +563,8 @@ async def test_the_log_tells_what_was_written(tmp_path: Path) -> None:
     assert kept[-1] == f"r{ENDED_KEPT + 4}"
     left = storage.fetch("SELECT DISTINCT job_id FROM job_moves")
     assert {row[0] for row in left} == set(kept)
+    await log.begin("last", "rebalance", alive=["n2"])
+    assert log.get("j1") is None, "its node is gone for good"
     storage.close()
 
 

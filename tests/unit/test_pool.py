@@ -211,3 +211,42 @@ async def test_an_actor_of_a_disk_that_its_node_lost_is_not_given_out(
     assert found.disk_id == "another"
     await until(lambda: old.actor.dead)
     assert rig.pool.slots == [found]
+
+
+async def test_a_crowd_that_waits_costs_one_look_a_round(rigs: Any) -> None:
+    rig = await rigs(max_active=2)
+    held = [await rig.pool.acquire(name, ANY, 5) for name in "ab"]
+    views, looks = rig.pool.views, 0
+
+    def counted() -> Any:
+        nonlocal looks
+        looks += 1
+        return views()
+
+    rig.pool.views = counted
+    crowd = [asyncio.create_task(rig.pool.acquire(f"c{i}", ANY, 5)) for i in range(300)]
+    await until(lambda: len(rig.pool._waiters) == len(crowd))
+    assert looks < 20
+    looks = 0
+    rig.pool.release(held[0])
+    assert (await crowd[0]) is held[0]
+    assert looks < 20
+    for task in crowd:
+        task.cancel()
+    await asyncio.wait(crowd)
+
+
+async def test_an_actor_that_comes_as_the_wait_ends_is_not_lost(
+    rigs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = await rigs(max_active=1)
+    held = await rig.pool.acquire("a", ANY, 5)
+
+    async def both_at_once(future: asyncio.Future[Slot], timeout: float) -> Slot:
+        rig.pool.release(held)
+        assert future.done()
+        raise TimeoutError  # as from Python 3.12 on
+
+    monkeypatch.setattr(asyncio, "wait_for", both_at_once)
+    assert await rig.pool.acquire("b", ANY, 0.01) is held
+    assert held.name == "b"
