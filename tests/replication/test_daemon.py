@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from router import Settings
 from router.replication import daemon as module
 from router.replication.daemon import Daemon, answers
 from router.replication.engine import config
+from router.replication.replicas import Replicas
 from sessions_actor.errors import StorageError
-from sessions_actor.replica import SOCKET_PATH_BYTES_MAX, socket_path
+from sessions_actor.replica import SOCKET_PATH_BYTES_MAX, Durability, socket_path
 from tests.cluster.conftest import until
 
 from .deployments import DAY_S, TERMS, running
@@ -107,6 +109,28 @@ def test_a_missing_engine_is_told_with_what_to_do(
     monkeypatch.setattr(engine, "PROGRAM", "no-such-program")
     with pytest.raises(StorageError, match=r"sessions-actor\[replication\]"):
         new(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("url", "missing"),
+    [
+        ("file:///tmp", "the engine"),
+        ("s3://bucket/path", "the engine"),
+        ("s3://bucket/path", "boto3"),
+    ],
+)
+async def test_a_deployment_without_the_extra_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str, missing: str
+) -> None:
+    from router.replication import engine
+
+    if missing == "the engine":
+        monkeypatch.setattr(engine, "PROGRAM", "no-such-program")
+    else:
+        monkeypatch.setitem(sys.modules, "boto3", None)
+    settings = Settings(storage_root=tmp_path, durability=Durability.ASYNC, replica_url=url)
+    with pytest.raises(StorageError, match=r"sessions-actor\[replication\]"):
+        await Replicas(settings, "here").check()
 
 
 def test_an_old_engine_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
