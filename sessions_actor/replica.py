@@ -38,6 +38,8 @@ from .storage import Storage
 # How long writes gather before an asynchronous sync; with the sync itself, well below a second.
 ASYNC_DELAY_S: Final = 0.2
 RETRY_S: Final = 0.5
+# Between two requests to copy what was committed while the one before was carried out.
+BEHIND_PAUSE_S: Final = 0.02
 # How long a request may go unanswered beyond the time that the daemon was given.
 GRACE_S: Final = 1.0
 FORGET_TIMEOUT_S: Final = 5.0
@@ -288,10 +290,15 @@ class Replica:
                 raise
             await self._start_over()
             answer = await self._order("/sync", order)
-        position: int = answer.get("replicated_txid", 0)
-        if position < answer.get("txid", 0):
-            raise ReplicaUnavailableError("the replica is behind after a sync", 0.0)
+        # Commits go on meanwhile: the daemon counts those, and has copied what it began with.
+        wanted, deadline = answer.get("txid", 0), time.monotonic() + self._spec.timeout_s
+        while answer.get("replicated_txid", 0) < wanted:
+            if time.monotonic() >= deadline:
+                raise ReplicaUnavailableError("the replica is behind after a sync", 0.0)
+            await asyncio.sleep(BEHIND_PAUSE_S)
+            answer = await self._order("/sync", order)
         await self._check_mark()
+        position: int = answer.get("replicated_txid", 0)
         return position
 
     def _tell(self, error: ReplicaUnavailableError | None) -> None:
