@@ -2,9 +2,9 @@
 
 The small runs are part of every run of the tests, with a folder for the replicas. The full ones,
 with `--long`, are what is promised: 30 writers, a lease of 10 s, replicas in a folder and on an S3
-server. Everything that was acknowledged reads back; how long a writer waited at most is told at the
-end. With a folder it is less than the lease and 10 s, on a machine that does nothing else; the S3
-server is one process of Python's, and decides the other figure.
+server. Everything that was acknowledged reads back, and how long a writer waited at most is told at
+the end. The full runs with a folder fail when that is the lease and 10 s or more: they want a
+machine that does nothing else. The S3 server is one process of Python's, and decides the figure.
 """
 
 import asyncio
