@@ -1,7 +1,7 @@
 """Queries of the dashboard and the alerts, and what they ask for. Small, and only what is needed.
 
 It finds the series that a query selects and the labels it groups by, so that a test can look for
-them among what the endpoint shows. Evaluating is left to a real Prometheus, where there is one.
+them among what the endpoint shows. Evaluating is left to Prometheus' own tools, where they are.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,3 +119,50 @@ def alert_queries() -> list[Query]:
 def prometheus(tool: str) -> str | None:
     """Return the path of `prometheus` or `promtool`, when it is installed."""
     return shutil.which(tool)
+
+
+_SEEN = re.compile(r'\{alertname="(\w+)", alertstate="(\w+)"\}')
+# What ALERTS is asked for; each timeline is told apart by the number that it adds.
+_ASKED = "sum by (alertname, alertstate) ({of}) + {number}"
+
+
+def alerts_of(
+    timelines: Sequence[Mapping[str, str]], every_s: int, at_s: int, *, ever: bool = False
+) -> list[set[tuple[str, str]]]:
+    """Have promtool evaluate every alert over series, as a Prometheus would; in one run.
+
+    Args: a timeline has, for each series, its values as promtool writes them, `every_s` apart.
+        `ever` asks what was so at any moment until `at_s`, not then alone.
+    Returns: for each timeline the alerts whose expression holds and their state: `pending` while
+        they wait for their `for`, or `firing`.
+    """
+    tool = prometheus("promtool")
+    assert tool is not None
+    of = "count_over_time(ALERTS[1d])" if ever else "ALERTS"
+    tests = [
+        {
+            "interval": f"{every_s}s",
+            "input_series": [{"series": name, "values": values} for name, values in one.items()],
+            # What is expected is nothing: then promtool prints what it got.
+            "promql_expr_test": [
+                {"expr": _ASKED.format(of=of, number=number), "eval_time": f"{at_s}s"}
+            ],
+        }
+        for number, one in enumerate(timelines)
+    ]
+    rules = {"rule_files": [str(ALERTS)], "evaluation_interval": f"{every_s}s", "tests": tests}
+    with tempfile.NamedTemporaryFile("w", suffix=".yml") as file:
+        yaml.safe_dump(rules, file)
+        file.flush()
+        done = subprocess.run([tool, "test", "rules", file.name], capture_output=True, text=True)
+    found: list[set[tuple[str, str]]] = [set() for _ in timelines]
+    number = None
+    for line in (done.stdout + done.stderr).splitlines():
+        if asked := re.search(r'expr: "sum by .* \+ (\d+)", time:', line):
+            number = int(asked[1])
+        elif line.lstrip().startswith("got:") and number is not None:
+            found[number] = set(_SEEN.findall(line))
+        else:
+            assert "error" not in line.lower(), line
+    assert (done.returncode == 0) is not any(found), done.stdout + done.stderr
+    return found
