@@ -104,7 +104,7 @@ class Pool:
         nodes = {node.node_id: node for node in await self._cluster.nodes()}
         gone = [slot for slot in self._slots.values() if slot.node_id not in nodes]
         for node_id in self._nodes.keys() - nodes.keys():
-            reports.node_gone(node_id)
+            reports.node_gone(node_id, drained=node_id in self._draining)
         self._nodes = nodes
         for slot in gone:
             self.discard(slot)

@@ -158,9 +158,11 @@ def directory_broken(error: BaseException) -> None:
     log(_ERROR, "directory.broken", error=error)
 
 
-def node_gone(node_id: str) -> None:
+def node_gone(node_id: str, *, drained: bool) -> None:
     """Note that a node left the cluster, in order or not."""
-    log(_WARNING, "node.gone", node=node_id)
+    outcome = "drained" if drained else "lost"
+    meters.NODES_GONE.inc(outcome)
+    log(_WARNING, "node.gone", node=node_id, outcome=outcome)
 
 
 def upkeep_failed(error: BaseException) -> None:

@@ -246,6 +246,16 @@ LEASES_LAPSED = _add(
     )
 )
 
+NODES_GONE = _add(
+    Counter(
+        "sessions_actor_nodes_gone_total",
+        "Nodes that left the cluster, drained before or lost",
+        ("outcome",),
+        known=[["drained", "lost"]],
+        role=ROUTER,
+    )
+)
+
 # ----------------------------------------------------------------------------- replication
 
 REPLICATION_LAG_SECONDS = _add(

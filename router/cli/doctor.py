@@ -77,8 +77,7 @@ async def _gather(client: "Client", namespace: str) -> checkup.Deployment:
         if isinstance(answer, checkup.Facts):
             nodes.append(answer)
         elif isinstance(answer, Exception):
-            lines = str(answer).strip().splitlines()
-            silent[node.node_id] = lines[0] if lines else type(answer).__name__
+            silent[node.node_id] = _why(answer)
         else:
             raise answer
     return checkup.Deployment(
@@ -92,6 +91,16 @@ async def _gather(client: "Client", namespace: str) -> checkup.Deployment:
         gone=gone,
         durability=settings.durability,
     )
+
+
+def _why(error: Exception) -> str:
+    """Return what an error of a call to a node says of the node."""
+    import ray.exceptions
+
+    if isinstance(error, ray.exceptions.TaskUnschedulableError):
+        return "Ray has lost it, and takes a moment to strike it off"
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _gone() -> tuple[str, ...]:

@@ -15,13 +15,11 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.promql import ALERTS, Query, alert_queries, dashboard_queries, prometheus
 
 from .conftest import Deploy, message, until
-
-Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+from .endpoint import Series, endpoints, scrape, total
 
 QUERIES = [*dashboard_queries(), *alert_queries()]
 
@@ -30,39 +28,6 @@ ELSEWHERE = {
     "ray_sessions_actor_replication_lag_seconds",
     "ray_sessions_actor_replica_sync_seconds_bucket",
 }
-
-
-def endpoints() -> list[str]:
-    """Return the address of each live node's endpoint."""
-    import ray
-
-    return [
-        f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}"
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
-
-
-def scrape() -> Series:
-    """Read the product's series from every node."""
-    found: Series = {}
-    for address in endpoints():
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name.startswith("ray_sessions_actor_"):
-                    found[sample.name, frozenset(sample.labels.items())] = sample.value
-    return found
-
-
-def total(series: Series, name: str, **labels: str) -> float:
-    """Add up the series of a name that have these labels."""
-    wanted = set(labels.items())
-    return sum(
-        value for (found, have), value in series.items()
-        if found == f"ray_sessions_actor_{name}" and wanted <= have
-    )  # fmt: skip
 
 
 async def work(client: Any, target: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.conftest import Deploy, cluster, deploy
+from tests.fault.alerts import watching
 from tests.fault.load import OUTAGES, Load
 from tests.fault.nodes import Node
 from tests.replication.stores import KEY_VARIABLES
@@ -79,7 +80,8 @@ def loaded(deploy: Deploy, request: pytest.FixtureRequest) -> Any:
             load = Load(client, request.node.name, conversations, writers_each, pause_s)
             try:
                 await load.spread([node.node_id for node in nodes])
-                yield load
+                async with watching() as load.watch:
+                    yield load
                 await load.check()
             finally:
                 await load.abandon()

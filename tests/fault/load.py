@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.cluster.conftest import until
 
+from .alerts import Watch
 from .writers import Ledger, Writer, compare
 
 MOVES_AT_ONCE = 4
@@ -31,6 +32,7 @@ class Load:
         pause_s: float = 0.0,
     ) -> None:
         self.client, self.title = client, title
+        self.watch: Watch
         self.ledger = Ledger()
         self.names = [f"c{number}" for number in range(conversations)]
         self.writers = {

@@ -19,6 +19,7 @@ from sessions_actor.retry import is_lost
 from tests.cluster.conftest import until
 
 from . import processes
+from .alerts import watching
 from .nodes import Node
 
 
@@ -28,6 +29,7 @@ async def test_actors_are_killed(apart: list[Node], loaded: Any) -> None:
             for pid in await load.pids(load.on(number)):
                 processes.kill(pid)
             await load.goes_on(5)
+        await load.watch.raised("many owners are killed")
 
 
 async def test_actors_are_frozen_and_acknowledge_nothing_when_they_go_on(
@@ -73,9 +75,11 @@ async def test_the_router_is_killed_and_frozen(apart: list[Node], loaded: Any) -
             await load.goes_on(2)
         (pid,) = await load.pids(load.on(1)[:1])
         (router,) = _routers(load)
+        await load.watch.lives(2)
         processes.kill(router)
         processes.kill(pid)  # both at once
         await load.goes_on(5)
+        await load.watch.raised("the router dies again and again")
 
 
 async def test_agents_are_killed_and_frozen(apart: list[Node], loaded: Any) -> None:
@@ -92,6 +96,7 @@ async def test_agents_are_killed_and_frozen(apart: list[Node], loaded: Any) -> N
         with processes.frozen(*frozen):
             # Past its lease the node acknowledges nothing, until another agent renews it.
             await load.goes_on(5)
+        await load.watch.raised("an agent freezes")
 
 
 async def test_a_raylet_is_killed_and_its_disk_comes_back(apart: list[Node], loaded: Any) -> None:
@@ -100,6 +105,7 @@ async def test_a_raylet_is_killed_and_its_disk_comes_back(apart: list[Node], loa
         await load.goes_on(5, load.on(1) + load.on(2))  # the other nodes do not care
         await apart[0].replace()
         await load.goes_on(5)
+        await load.watch.raised("a raylet dies")
 
 
 async def test_a_node_is_killed_and_another_mounts_its_disk(
@@ -108,6 +114,7 @@ async def test_a_node_is_killed_and_another_mounts_its_disk(
     async with loaded(together) as load:
         together[0].kill(with_workers=True)
         await load.goes_on(5)
+        await load.watch.raised("a node dies")
 
 
 async def test_a_node_is_frozen_and_goes_on(apart: list[Node], loaded: Any) -> None:
@@ -118,6 +125,7 @@ async def test_a_node_is_frozen_and_goes_on(apart: list[Node], loaded: Any) -> N
             waits = [w for name in load.on(1) for w in load.writers[name]]
             await until(lambda: all(w.waits_s > 2.0 for w in waits), "its writers wait")
         await load.goes_on(5)
+        await load.watch.raised("a node freezes or is cut off")
 
 
 # ------------------------------------------------------------------------------------- disks
@@ -136,6 +144,7 @@ async def test_a_full_disk_fails_its_conversations_until_there_is_room(
             _fill(ballast)
             await until(lambda: load.ledger.errors, "a writer is told", 60)
             await load.goes_on(3, load.names[1::2])  # on the other disk
+            await load.watch.raised("a disk is full")
             ballast.unlink()
             await load.goes_on(5)
             told = " ".join(load.ledger.errors)
@@ -159,9 +168,11 @@ async def test_a_disk_that_can_only_be_read_says_so(
             for pid in node.workers(processes.ACTOR):
                 processes.kill(pid)
             await until(lambda: not node.workers(processes.ACTOR), "its actors are gone")
-            _remount(small_disk, "ro")
-            with pytest.raises(StorageError, match=r"[Rr]ead-?only"):
-                await session.append_message({**message, "id": "n"})
+            async with watching() as watch:
+                _remount(small_disk, "ro")
+                with pytest.raises(StorageError, match=r"[Rr]ead-?only"):
+                    await session.append_message({**message, "id": "n"})
+                await watch.raised("a disk can only be read")
             _remount(small_disk, "rw")
             assert (await session.append_message({**message, "id": "n"})).inserted
             assert [m["id"] for m in await session.get_history()] == ["m", "n"]

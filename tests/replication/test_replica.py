@@ -25,6 +25,7 @@ from sessions_actor.errors import ReplicaUnavailableError, StorageCorruptError, 
 from sessions_actor.open_object import Activation
 from sessions_actor.replica import Durability, ReplicaSpec, is_state_lost, socket_path
 from tests.cluster.conftest import message, until
+from tests.fault.alerts import Here, watching
 
 from .deployments import TERMS, running
 from .test_daemon import engines_of
@@ -184,10 +185,12 @@ async def test_a_replica_out_of_reach_fails_writes_and_recovers_without_a_gap(
     await append(alice, "a")
     away = place.replica.with_name("away")
     place.replica.rename(away)
-    place.replica.write_text("in the way")
-    with pytest.raises(ReplicaUnavailableError) as caught:
-        await append(alice, "b")
-    assert caught.value.retryable
+    async with watching(Here()) as watch:
+        place.replica.write_text("in the way")
+        with pytest.raises(ReplicaUnavailableError) as caught:
+            await append(alice, "b")
+        assert caught.value.retryable
+        await watch.raised("a replica is out of reach")
     place.replica.unlink()
     away.rename(place.replica)
 

@@ -25,6 +25,8 @@ HEALTH: Series = {
     f'{P}lease_remaining_ratio{{node="n1"}}': "0.9 0.8 1x200",
     f'{P}lease_remaining_ratio{{node="n2"}}': "0.76x200",
     f"{P}leases_lapsed_total": "0x200",
+    f'{P}nodes_gone_total{{outcome="lost"}}': "0x200",
+    f'{P}nodes_gone_total{{outcome="drained"}}': "0x100 1x100",
     f'{P}gate_broken_total{{node="n1",type="OutputGateBrokenError"}}': "0x200",
     f'{P}gate_broken_total{{node="n1",type="StaleEpochError"}}': "0+1x200",
     f"{P}owners_lost_total": "0x100 1x100",
@@ -50,6 +52,7 @@ HEALTH: Series = {
 FAULTS: dict[str, Series] = {
     "SessionsActorLeaseLow": {f'{P}lease_remaining_ratio{{node="n2"}}': "0.76x50 0.2x100"},
     "SessionsActorLeaseLapsed": {f"{P}leases_lapsed_total": "0x50 1x100"},
+    "SessionsActorNodeLost": {f'{P}nodes_gone_total{{outcome="lost"}}': "0x50 1x100"},
     "SessionsActorGateBroken": {
         f'{P}gate_broken_total{{node="n1",type="OutputGateBrokenError"}}': "0x50 1x100"
     },

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import typer
+from ray.exceptions import TaskUnschedulableError
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -297,3 +298,9 @@ def test_doctor_reports_and_exits_by_what_it_finds(
 
     monkeypatch.setattr(doctor, "_ask", silent)
     assert "does not answer: TimeoutError" in run("doctor").stdout
+
+    async def lost(node_id: str, *rest: Any) -> checkup.Facts:
+        raise TaskUnschedulableError("soft=False was specified. lease_id=0500ffff")
+
+    monkeypatch.setattr(doctor, "_ask", lost)
+    assert "does not answer: Ray has lost it" in run("doctor").stdout

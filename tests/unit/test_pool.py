@@ -12,6 +12,7 @@ import pytest
 from router.cluster import Slot
 from router.placement import candidates
 from router.pool import EVICTIONS_MAX, Pool
+from sessions_actor import meters
 from sessions_actor.errors import NoCapacityError, StorageError
 
 from .fake_cluster import FakeCluster, until
@@ -174,6 +175,23 @@ async def test_slots_go_with_their_node(rigs: Any) -> None:
     assert await rig.pool.refresh() == [slot]
     other = await rig.pool.acquire("b", ANY, 5)
     assert other.node_id != slot.node_id
+
+
+async def test_a_node_that_leaves_counts_as_lost_unless_it_was_drained(rigs: Any) -> None:
+    rig = await rigs(nodes=3)
+    await rig.pool.refresh()
+    first, second, _ = sorted(rig.cluster.roots)
+    before = {how: meters.NODES_GONE.value(how) for how in ("lost", "drained")}
+    del rig.cluster.roots[first]
+    await rig.pool.refresh()
+    rig.pool.set_draining(second, True)
+    del rig.cluster.roots[second]
+    await rig.pool.refresh()
+    await rig.pool.refresh()
+    assert {how: meters.NODES_GONE.value(how) - before[how] for how in before} == {
+        "lost": 1,
+        "drained": 1,
+    }
 
 
 async def test_a_node_that_cannot_write_says_so(rigs: Any, tmp_path: Path) -> None:
