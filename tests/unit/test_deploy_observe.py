@@ -147,3 +147,16 @@ def test_prometheus_accepts_the_files(tmp_path: Path) -> None:
     config.write_text(text)
     done = subprocess.run([tool, "check", "config", str(config)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(prometheus("promtool") is None, reason="promtool is not installed")
+def test_prometheus_understands_every_query_of_the_dashboard(tmp_path: Path) -> None:
+    tool = prometheus("promtool")
+    assert tool is not None
+    queries = dashboard_queries()
+    rules = [{"record": f"panel:{i}", "expr": query.text} for i, query in enumerate(queries)]
+    file = tmp_path / "dashboard.yml"
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))  # is YAML too
+    done = subprocess.run([tool, "check", "rules", str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(queries)} rules found" in done.stdout
