@@ -37,6 +37,13 @@ async def sdk(bench: Bench) -> None:
 
 
 async def _openai(bench: Bench) -> None:
+    stored = bench.size(20_000, 500)
+    await _openai_appends(bench, "sdk, appends to OpenAI's SQLiteSession", bench.new_file(), 0)
+    full = bench.copy_of(bench.built(stored, name=data.random_id))
+    await _openai_appends(bench, f"sdk, OpenAI, {stored:,} stored", full, stored)
+
+
+async def _openai_appends(bench: Bench, name: str, own: Path, stored: int) -> None:
     from agents.memory import SQLiteSession
 
     peer = SQLiteSession("bench", str(bench.new_file()))
@@ -46,7 +53,10 @@ async def _openai(bench: Bench) -> None:
     async def theirs(number: int) -> None:
         await peer.add_items([{"role": "user", "content": choice[number % len(choice)]}])
 
-    async with bench.opened(bench.new_file()) as session:
+    if stored:
+        texts = (choice[number % len(choice)] for number in range(stored))
+        await peer.add_items([{"role": "user", "content": text} for text in texts])
+    async with bench.opened(own) as session:
 
         async def ours(_: int) -> None:
             await session.append_message(supply.one())
@@ -56,7 +66,6 @@ async def _openai(bench: Bench) -> None:
             *(lambda: rate(ours, count, IN_FLIGHT), lambda: rate(theirs, count, IN_FLIGHT)),
             *(lambda: rate(ours, count, 1), lambda: rate(theirs, count, 1)),
         )
-    name = "sdk, appends to OpenAI's SQLiteSession"
     bench.add(f"{name}, {IN_FLIGHT} at once", middle(rounds), "/s", at_least(5))
     bench.add(f"{name}, one at a time", middle(rounds, 2, 3), "/s")
     peer.close()
