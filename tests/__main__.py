@@ -19,15 +19,13 @@ CHECKS = (
     ("dependencies", ["tests.audit"]),
     ("secrets", ["tests.secret_scan"]),
 )
-# What starts clusters or long-lived processes, and has bounds of real time.
+# What starts clusters one after the other, and has bounds of real time.
 CLUSTERED = (
     "tests/cluster",
     "tests/conformance/test_scenarios_remote.py",
     "tests/conformance/test_user_reports_owners.py",
-    "tests/deploy",
     "tests/docs",
     "tests/fault",
-    "tests/replication",
 )
 NICENESS = 10
 

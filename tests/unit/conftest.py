@@ -1,5 +1,6 @@
 """What most tests of the router begin with."""
 
+import asyncio
 import io
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from sessions_actor.logs import LOGGER, configure
 
 from .deployments import World
 
+CLOSE_TIMEOUT_S = 30.0
+
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
@@ -18,9 +21,22 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     found = World(tmp_path / "data")
     found.root.mkdir()
     yield found
-    if found.lives:
+    if not found.lives:
+        return
+
+    async def close() -> None:
         await found.lives[-1].jobs.close()
         await found.lives[-1].upkeep.close()
+
+    closing = asyncio.ensure_future(close())
+    if (await asyncio.wait([closing], timeout=CLOSE_TIMEOUT_S))[1]:
+        # What a test that failed holds up is waited for, and never comes: so end all there is.
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others, timeout=CLOSE_TIMEOUT_S)
+        pytest.fail("the router did not close: something is still held up")
+    closing.result()
 
 
 @pytest.fixture

@@ -42,11 +42,15 @@ async def test_a_rebalance_under_way_does_not_fill_a_node_that_is_emptied(world:
 async def test_a_move_that_began_before_a_drain_ends_before_it(
     world: World, node_id: str | None
 ) -> None:
-    life = await two_disks(world)
+    life = await two_disks(world, max_active=1)  # so it goes to the other node, asked or not
     await made(life, 1, 1000)
     gate = Gate(life)
     moving = asyncio.ensure_future(life.relocation.migrate("c00", node_id))
     await until(lambda: gate.begun)
+    entry = life.directory.get("c00")
+    assert entry is not None
+    assert entry.target is not None
+    assert entry.target["node_id"] == "node-1"
     draining = asyncio.ensure_future(drained(life, "node-1", "d1"))
     await until(lambda: life.router.pool.is_draining("node-1"))
     for _ in range(50):
@@ -64,7 +68,7 @@ async def test_a_move_that_began_before_a_drain_ends_before_it(
 async def test_a_move_that_waits_for_an_actor_does_not_go_where_a_drain_began(
     world: World, node_id: str | None
 ) -> None:
-    life = await two_disks(world)
+    life = await two_disks(world, max_active=1)
     await made(life, 1, 1000)
     if node_id is None:
         world.cluster.roots["node-2"] = world.root.parent / "third"
