@@ -2,7 +2,8 @@
 
 What was read is replayed through promtool with the rules of the deployment, so an alert counts
 whose expression holds over what real processes left. Its `for` need not have passed: these faults
-last as long as a test does. Without promtool nothing is read, and the tests go on as they are.
+last as long as a test does. Nodes are read with `--long`, since waiting for what they tell takes as
+long as the faults themselves. Without promtool nothing is read, and the tests go on as they are.
 """
 
 from __future__ import annotations
@@ -67,12 +68,12 @@ class Here:
 
 
 class Watch:
-    """Reads series once a second, until it is asked what they raised."""
+    """Reads series once a second, until it is asked what they raised; a blind one sees nothing."""
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: Read, *, blind: bool = False) -> None:
         self._read = read
         self._seen: list[Series] = []
-        self._reads = prometheus("promtool") is not None
+        self._reads = not blind and prometheus("promtool") is not None
 
     async def look(self) -> None:
         """Read once."""
@@ -128,9 +129,9 @@ def _quoted(text: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def watching(read: Read = endpoints_of_all) -> AsyncIterator[Watch]:
+async def watching(read: Read = endpoints_of_all, *, blind: bool = False) -> AsyncIterator[Watch]:
     """Read from now on; by default the endpoints of the cluster that this process is in."""
-    watch = Watch(read)
+    watch = Watch(read, blind=blind)
     await watch.look()
     task = asyncio.create_task(watch.run())
     try:

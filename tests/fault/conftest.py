@@ -32,9 +32,16 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.write_line(line)
 
 
+@pytest.fixture
+async def apart(nodes_apart: list[Node]) -> list[Node]:
+    """Two nodes beside the head, each with a disk of its own; both live."""
+    for node in nodes_apart:
+        await node.revive()
+    return nodes_apart
+
+
 @pytest.fixture(scope="session")
-def apart(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
-    """Two nodes beside the head, each with a disk of its own."""
+def nodes_apart(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
     found = [Node(cluster, tmp_path_factory.mktemp(f"disk{number}")) for number in (1, 2)]
     for node in found:
         node.start()
@@ -60,7 +67,7 @@ def _end(cluster: Any, node: Node) -> None:
 
 
 @pytest.fixture
-def loaded(deploy: Deploy, request: pytest.FixtureRequest) -> Any:
+def loaded(deploy: Deploy, request: pytest.FixtureRequest, long_run: bool) -> Any:
     """Return how to deploy with writers on conversations of every node.
 
     `async with loaded(nodes, ...) as load`; it checks every acknowledged message at the end.
@@ -80,7 +87,7 @@ def loaded(deploy: Deploy, request: pytest.FixtureRequest) -> Any:
             load = Load(client, request.node.name, conversations, writers_each, pause_s)
             try:
                 await load.spread([node.node_id for node in nodes])
-                async with watching() as load.watch:
+                async with watching(blind=not long_run) as load.watch:
                     yield load
                 await load.check()
             finally:

@@ -85,6 +85,14 @@ class Node:
         with contextlib.suppress(Exception):  # Ray complains about what is dead already
             self._cluster.remove_node(ray_node, False)
 
+    async def revive(self) -> None:
+        """Replace it if Ray has struck it off, as it does with one that a slow machine held up."""
+        import ray
+
+        alive = {one["NodeID"] for one in ray.nodes() if one["Alive"]}
+        if not self.is_up or self.node_id not in alive:
+            await self.replace()
+
     async def replace(self) -> None:
         """Start another node in its place, which mounts the same folder."""
         if self.is_up:

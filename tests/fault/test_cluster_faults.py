@@ -124,6 +124,7 @@ async def test_a_node_is_frozen_and_goes_on(apart: list[Node], loaded: Any) -> N
             await load.goes_on(5, load.on(0) + load.on(2))
             waits = [w for name in load.on(1) for w in load.writers[name]]
             await until(lambda: all(w.waits_s > 2.0 for w in waits), "its writers wait")
+        await node.revive()
         await load.goes_on(5)
         await load.watch.raised("a node freezes or is cut off")
 
@@ -154,7 +155,7 @@ async def test_a_full_disk_fails_its_conversations_until_there_is_room(
 
 
 async def test_a_disk_that_can_only_be_read_says_so(
-    cluster: Any, small_disk: Any, deploy: Any
+    cluster: Any, small_disk: Any, deploy: Any, long_run: bool
 ) -> None:
     node = Node(cluster, small_disk)
     node.start()
@@ -168,7 +169,7 @@ async def test_a_disk_that_can_only_be_read_says_so(
             for pid in node.workers(processes.ACTOR):
                 processes.kill(pid)
             await until(lambda: not node.workers(processes.ACTOR), "its actors are gone")
-            async with watching() as watch:
+            async with watching(blind=not long_run) as watch:
                 _remount(small_disk, "ro")
                 with pytest.raises(StorageError, match=r"[Rr]ead-?only"):
                     await session.append_message({**message, "id": "n"})
