@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import ray
 
-from router.replication.engine import find_program
 from router.replication.paths import conversation_key
 from router.shards import ROUTER_NAME
 from sessions_actor import open_object
 from sessions_actor.conversation import Conversation
 from sessions_actor.errors import ConversationNotFoundError, StorageError
+from tests.replication.stores import skip_without_engine
 
 from .conftest import Deploy, message, until
 from .test_crash import Writer
@@ -34,10 +34,7 @@ EnterReplicated = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def engine() -> None:
-    try:
-        find_program()
-    except StorageError as error:
-        pytest.skip(f"the replication engine is not installed: {error.reason}")
+    skip_without_engine()
 
 
 @pytest.fixture

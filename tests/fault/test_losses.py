@@ -15,10 +15,8 @@ from typing import Any
 
 import pytest
 
-from router.replication.engine import find_program
-from sessions_actor.errors import StorageError
 from tests.cluster.conftest import message
-from tests.replication.stores import s3_server, s3_url
+from tests.replication.stores import s3_server, s3_url, skip_without_engine
 
 from . import processes
 from .load import Load
@@ -54,10 +52,7 @@ def size(request: pytest.FixtureRequest, long_run: bool) -> Size:
 
 @pytest.fixture(autouse=True)
 def engine() -> None:
-    try:
-        find_program()
-    except StorageError as error:
-        pytest.skip(f"the replication engine is not installed: {error.reason}")
+    skip_without_engine()
 
 
 @pytest.fixture

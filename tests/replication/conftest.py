@@ -6,19 +6,15 @@ from pathlib import Path
 import pytest
 
 from router.replication.daemon import Daemon
-from router.replication.engine import find_program
-from sessions_actor.errors import StorageError
 
 from .deployments import TERMS, World, running
+from .stores import skip_without_engine
 
 
 @pytest.fixture(autouse=True)
 def engine() -> str:
     """The engine's program."""
-    try:
-        return find_program()
-    except StorageError as error:
-        pytest.skip(f"the replication engine is not installed: {error.reason}")
+    return skip_without_engine()
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""A local S3 server, in a process of its own: whoever tests does not take its turns."""
+"""Where replicas go in tests: the engine, and a local S3 server.
+
+The server runs in a process of its own: whoever tests does not take its turns.
+"""
 
 import subprocess
 import sys
@@ -7,6 +10,9 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import pytest
+
+from router.replication.engine import find_program
+from sessions_actor.errors import StorageError
 
 BUCKET: Final = "replicas"
 KEY_VARIABLES: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
@@ -22,6 +28,14 @@ server.start()
 print(server.get_host_and_port()[1], flush=True)
 sys.stdin.read()
 """
+
+
+def skip_without_engine() -> str:
+    """Return the replication engine's program, or skip where its package has no build."""
+    try:
+        return find_program()
+    except StorageError as error:
+        pytest.skip(f"the replication engine is not installed: {error.reason}")
 
 
 @contextmanager
