@@ -26,6 +26,7 @@ from sessions_actor.reports import look_at_disk
 from . import reports
 from .leases import Grant
 from .replication.daemon import DaemonTerms, keep_running
+from .replication.scratch import clear_scratch
 
 # Renewals in the time that one grant lasts: several may fail before the lease runs out.
 RENEWALS_PER_TTL: Final = 4
@@ -111,6 +112,7 @@ class AgentActor:
         self._namespace = namespace
         self._routers: dict[str, Any] = {}
         agent = Agent(leases, self._renew)
+        threading.Thread(target=clear_scratch, args=(root,), daemon=True).start()
         threading.Thread(target=lambda: asyncio.run(self._run(agent)), daemon=True).start()
         if replication is not None:
             keep = partial(keep_running, root, replication)

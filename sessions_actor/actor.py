@@ -49,6 +49,9 @@ MISSING_FILE: Final = (
 # Activations that ended and may still be asked for outcomes and changes.
 REMAINS_MAX: Final = 64
 
+# How long a conversation stays for the next step of who works on it.
+STEP_PAUSE_S: Final = 10.0
+
 # How long a call waits for the node's lease before it is told to come again.
 LEASE_WAIT_S: Final = 1.0
 LEASE_LOOK_S: Final = 0.01
@@ -131,7 +134,7 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True)
 class Site:
-    """What a step of a migration works on, at the source or at the target.
+    """What steps work on: those of a migration, at the source or at the target, and of a copy.
 
     `storage` is the open file; `host` the object at the source, None at a target that has not
     started. `kept` holds what one step leaves for the next.
@@ -141,6 +144,23 @@ class Site:
     host: DurableObject | None
     replica: Replica | None = None
     kept: dict[str, Any] = field(default_factory=dict)
+    _running: int = 0
+    _used_at: float = 0.0
+
+    async def run(self, step: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Run `await step(self, *args)`."""
+        self._running += 1
+        try:
+            return await step(self, *args)
+        finally:
+            self._running -= 1
+            self._used_at = asyncio.get_running_loop().time()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a step is under way, or one just left something for the next."""
+        pause_s = asyncio.get_running_loop().time() - self._used_at
+        return self._running > 0 or (bool(self.kept) and pause_s < STEP_PAUSE_S)
 
     def close(self) -> None:
         """Close what steps kept, where it can be closed, and forget it."""
@@ -273,6 +293,8 @@ class ConversationActor:
             hosted = self._hosting(name, epoch)
             if idle_s is None:
                 await hosted.seal(patience_s)
+            elif self._site is not None and self._site.in_use:
+                return Refusal(0.0)
             elif not await hosted.yield_if_idle(idle_s=idle_s, resident_s=resident_s):
                 return Refusal(hosted.idle_s)
             hosted.storage.thaw()  # after a move that was given up: its end may write
@@ -486,19 +508,24 @@ class ConversationActor:
     async def transfer(
         self, name: str, epoch: int, step: Callable[..., Awaitable[T]], *args: Any
     ) -> T:
-        """Run one step of a migration: `await step(site, *args)`.
+        """Run one step of a migration or a copy: `await step(site, *args)`.
 
         At the source the site is kept while it serves; at the target since `receive`.
         Args: `step` is a function of a module, which crosses by its name.
-        Raises: StaleEpochError; what the step raised.
+        Raises: StaleEpochError, also when the activation ended meanwhile; what the step raised.
         """
-        if self._hosted is not None and self._hosts(name, epoch):
-            if self._site is None:
-                hosted = self._hosted
-                self._site = Site(hosted.storage, hosted.host, hosted.replica)
-            return await step(self._site, *args)
-        site, _ = self._receiving(name, epoch)
-        return await step(site, *args)
+        if self._hosted is None or not self._hosts(name, epoch):
+            site, _ = self._receiving(name, epoch)
+            return await site.run(step, *args)
+        if self._site is None:
+            hosted = self._hosted
+            self._site = Site(hosted.storage, hosted.host, hosted.replica)
+        try:
+            return await self._site.run(step, *args)
+        except Exception as error:
+            if self._hosts(name, epoch) and self._binding.state is ActorState.HOSTING:
+                raise
+            raise StaleEpochError(epoch, self._epoch_of(name)) from error
 
     def _receiving(self, name: str, epoch: int) -> tuple[Site, ActivationSpec]:
         bound = self._binding

@@ -98,7 +98,7 @@ async def _copy(resolver: Resolver, folder: Path, name: str) -> dict[str, Any]:
             await _fetch(owner, copied, target)
         finally:
             with contextlib.suppress(Exception):  # its owner removes it at its end as well
-                await _step(owner, end_copy_step)
+                await _step(owner, end_copy_step, copied.key)
         return copied
 
     copied = await _at_owner(resolver, name, ask)
@@ -115,7 +115,9 @@ async def _fetch(owner: Address, copied: Copied, target: Path) -> None:
         try:
             offset = 0
             while offset < copied.bytes:
-                data: bytes = await _step(owner, read_copy_step, offset, WINDOW_BYTES_MAX)
+                data: bytes = await _step(
+                    owner, read_copy_step, copied.key, offset, WINDOW_BYTES_MAX
+                )
                 if not data:
                     raise StorageError(str(target), "its copy ended early; ask again")
                 digest.update(data)

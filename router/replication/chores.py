@@ -6,21 +6,18 @@ comparison of a replica with it.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import hashlib
-import os
-import shutil
-import uuid
+import math
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import apsw
 
-from sessions_actor.database_file import ENGINE_PREFIX, FileLock, remove_database
+from sessions_actor.database_file import ENGINE_PREFIX, FileLock, private, remove_database
 from sessions_actor.errors import StorageCorruptError, StorageError
 from sessions_actor.gate import META_TABLE
 from sessions_actor.replica import Replica, ReplicaSpec, check_mark, forget_file, socket_path
@@ -28,6 +25,7 @@ from sessions_actor.storage import Storage
 from sessions_actor.transfer import digests_of
 
 from .restore import NothingToRestoreError, Restored, check_restored, restore
+from .scratch import Scratch
 
 # Pages that a copy takes over between two looks whether it was given up: 1 MiB.
 COPY_PAGES: Final = 256
@@ -40,7 +38,8 @@ COPY_TIMEOUT_S: Final = 60.0
 # How long a share may take to say whether a folder of replicas is there.
 MARK_TIMEOUT_S: Final = 10.0
 
-SCRATCH_FOLDER: Final = "scratch"
+# How long a copy stays whose reader says nothing.
+COPY_KEPT_S: Final = 600.0
 
 
 class Source(NamedTuple):
@@ -153,19 +152,10 @@ class ReplicatedSite(Protocol):
     kept: dict[str, Any]
 
 
-@dataclass(slots=True)
-class _Copy:
-    """A copy of a file under way; closing it removes it."""
-
-    path: Path
-
-    def close(self) -> None:
-        self.path.unlink(missing_ok=True)
-
-
 class Copied(NamedTuple):
-    """A copy that is ready to be read: its size and the SHA-256 of its bytes."""
+    """A copy that is ready to be read: its key, its size and the SHA-256 of its bytes."""
 
+    key: str
     bytes: int
     sha256: str
 
@@ -185,24 +175,43 @@ async def complete_step(site: ReplicatedSite) -> int:
 async def copy_step(site: ReplicatedSite) -> Copied:
     """Copy the file as it is now beside itself, while it is served; `read_copy_step` reads it.
 
+    A copy that nobody has read from for COPY_KEPT_S is taken for given up and removed.
+
     Raises: StorageError when there is no room for it.
     Cost: the file's size on its disk until `end_copy_step`.
     """
-    await end_copy_step(site)
+    for key, copy in list(site.kept.items()):
+        if isinstance(copy, Scratch) and time.monotonic() - copy.used_at > COPY_KEPT_S:
+            await end_copy_step(site, key)
     await site.storage.durable()
-    seen = _seen_now(site.storage)
-    path = _scratch_file(Path(site.storage.path))
-    copy = site.kept["backup"] = _Copy(path)
     try:
-        return await asyncio.to_thread(_copy, seen, path)
-    except (apsw.Error, OSError) as error:
-        copy.close()
-        raise StorageError(str(path), f"cannot be copied: {error}") from error
+        scratch = Scratch(Path(site.storage.path))
+    except OSError as error:
+        raise StorageError(site.storage.path, f"cannot be copied: {error}") from error
+    key = scratch.path.name
+    site.kept[key] = scratch
+    scratch.used_at = math.inf
+    try:
+        size, sha256 = await asyncio.to_thread(_copy, _seen_now(site.storage), scratch.path)
+        if key not in site.kept:
+            raise StorageError(site.storage.path, "was let go of meanwhile; copy it again")
+    except BaseException as error:
+        site.kept.pop(key, None)
+        scratch.close()
+        if isinstance(error, apsw.Error | OSError):
+            raise StorageError(site.storage.path, f"cannot be copied: {error}") from error
+        raise
+    scratch.used_at = time.monotonic()
+    return Copied(key, size, sha256)
 
 
-async def read_copy_step(site: ReplicatedSite, offset: int, size: int) -> bytes:
-    """Read some bytes of the copy."""
-    copy: _Copy = site.kept["backup"]
+async def read_copy_step(site: ReplicatedSite, key: str, offset: int, size: int) -> bytes:
+    """Read some bytes of a copy.
+
+    Raises: KeyError when it is not there any more.
+    """
+    copy: Scratch = site.kept[key]
+    copy.used_at = time.monotonic()
 
     def read() -> bytes:
         with open(copy.path, "rb") as file:
@@ -212,11 +221,11 @@ async def read_copy_step(site: ReplicatedSite, offset: int, size: int) -> bytes:
     return await asyncio.to_thread(read)
 
 
-async def end_copy_step(site: ReplicatedSite) -> None:
-    """Remove the copy."""
-    copy: _Copy | None = site.kept.pop("backup", None)
+async def end_copy_step(site: ReplicatedSite, key: str) -> None:
+    """Remove a copy."""
+    copy: Scratch | None = site.kept.pop(key, None)
     if copy is not None:
-        copy.close()
+        await asyncio.to_thread(copy.close)
 
 
 async def compare_step(site: ReplicatedSite) -> list[str]:
@@ -229,22 +238,25 @@ async def compare_step(site: ReplicatedSite) -> list[str]:
     if replica is None:
         raise RuntimeError("the conversation has no replica: durability is local")
     seen, position = await _quiet_moment(storage, replica)
-    path = _scratch_file(Path(storage.path))
+    ours = asyncio.create_task(asyncio.to_thread(_digest_and_close, seen))
     try:
-        ours = asyncio.create_task(asyncio.to_thread(_digest_and_close, seen))
-        try:
-            await restore(replica.url, path, up_to=position, thorough=True)
-            theirs = await asyncio.to_thread(_digest_file, path)
-        finally:
-            expected = await ours
+        theirs = await _digest_replica(replica.url, position, Path(storage.path))
     finally:
-        with contextlib.suppress(StorageError):
-            remove_database(path)
+        expected = await ours
     return [
         f"table {name}: {expected.get(name)} here, {theirs.get(name)} in the replica"
         for name in sorted(expected.keys() | theirs.keys())
         if expected.get(name) != theirs.get(name)
     ]
+
+
+async def _digest_replica(url: str, position: int, beside: Path) -> dict[str, Any]:
+    scratch = Scratch(beside)
+    try:
+        await restore(url, scratch.path, up_to=position, thorough=True)
+        return await asyncio.to_thread(_digest_file, scratch.path)
+    finally:
+        scratch.close()
 
 
 async def _quiet_moment(storage: Storage, replica: Replica) -> tuple[apsw.Connection, int]:
@@ -272,16 +284,10 @@ def _seen_now(storage: Storage) -> apsw.Connection:
     return seen
 
 
-def _scratch_file(beside: Path) -> Path:
-    folder = beside.parent / SCRATCH_FOLDER
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder / f"{uuid.uuid4().hex}.sqlite"
-
-
-def _copy(seen: apsw.Connection, path: Path) -> Copied:
+def _copy(seen: apsw.Connection, path: Path) -> tuple[int, str]:
     """Copy what a connection sees, page by page, without what the engine keeps in it."""
     try:
-        with open(path, "xb", opener=_private):
+        with open(path, "xb", opener=private):
             pass
         copy = apsw.Connection(str(path))
         try:
@@ -302,7 +308,7 @@ def _copy(seen: apsw.Connection, path: Path) -> Copied:
         while block := file.read(WINDOW_BYTES_MAX):
             digest.update(block)
         size = file.tell()
-    return Copied(size, digest.hexdigest())
+    return size, digest.hexdigest()
 
 
 def _digest_and_close(seen: apsw.Connection) -> dict[str, Any]:
@@ -314,13 +320,3 @@ def _digest_and_close(seen: apsw.Connection) -> dict[str, Any]:
 
 def _digest_file(path: Path) -> dict[str, Any]:
     return _digest_and_close(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY))
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def clear_scratch(root: Path) -> None:
-    """Remove what copies and comparisons left that were cut short."""
-    for folder in root.glob(f"conversations/*/{SCRATCH_FOLDER}"):
-        shutil.rmtree(folder, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -62,8 +63,9 @@ def test_a_moment_is_restored_copies_are_made_and_replicas_verified(
 
     sound = here.json("verify", "--replicas")
     assert (sound["verified"], sound["problems"], sound["failed"]) == (3, {}, {})
-    for file in far.glob("*/conversations/*/*/*/ltx/0/*.ltx"):
-        file.unlink()
+    # One that is woken makes a replica that is gone anew: these are there, and damaged.
+    for file in far.glob("*/conversations/**/*.ltx"):
+        os.truncate(file, file.stat().st_size // 2)
     told = here.run("verify", "--replicas", "--json")
     assert told.exit_code != 0
     assert len(json.loads(told.stdout)["failed"]) == 3

@@ -1,0 +1,159 @@
+"""Copies of conversations that are served: nothing cuts them short, and nothing of them stays."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.replication import chores
+from router.replication.backup import back_up
+from router.replication.chores import Copied, copy_step, end_copy_step, read_copy_step
+from router.replication.scratch import Scratch, clear_scratch
+from sessions_actor import StaleEpochError, open_object
+from sessions_actor.actor import Refusal
+from sessions_actor.conversation import Conversation
+
+from .deployments import Deployment, World, ids, message
+from .fake_cluster import until
+
+
+class Held:
+    """Copies that wait, in their threads, until they may go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = 0
+        self.go_on = threading.Event()
+        copy = chores._copy
+
+        def held(seen: Any, path: Path) -> tuple[int, str]:
+            self.begun += 1
+            assert self.go_on.wait(60)
+            return copy(seen, path)
+
+        monkeypatch.setattr(chores, "_copy", held)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    found = Held(monkeypatch)
+    yield found
+    found.go_on.set()
+
+
+@pytest.fixture
+async def life(world: World) -> Deployment:
+    found = await world.start()
+    await found.get("alice").append_message(message("m"))
+    return found
+
+
+def left(root: Path) -> list[Path]:
+    return list(root.glob("conversations/*/scratch/*"))
+
+
+async def step(life: Deployment, work: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+    address = await life.resolve("alice", None)
+    return await address.actor.transfer.remote(address.name, address.epoch, work, *args)
+
+
+async def hibernate(life: Deployment, **how: Any) -> Any:
+    address = await life.resolve("alice", None)
+    return await address.actor.hibernate.remote(address.name, address.epoch, **how)
+
+
+async def test_a_conversation_that_is_copied_is_not_idle(life, held, world) -> None:
+    copying = asyncio.create_task(step(life, copy_step))
+    await until(lambda: held.begun)
+    wanted = {"idle_s": 0.0, "resident_s": 0.0}
+    assert await hibernate(life, **wanted) == Refusal(0.0)
+    held.go_on.set()
+    copied: Copied = await copying
+    assert await hibernate(life, **wanted) == Refusal(0.0), "its reader comes next"
+    data = await step(life, read_copy_step, copied.key, 0, copied.bytes)
+    assert len(data) == copied.bytes
+    await step(life, end_copy_step, copied.key)
+    assert left(world.root) == []
+    assert not isinstance(await hibernate(life, **wanted), Refusal)
+
+
+async def test_a_copy_that_nobody_reads_keeps_no_actor(life, monkeypatch, world) -> None:
+    monkeypatch.setattr("sessions_actor.actor.STEP_PAUSE_S", 0.0)
+    await step(life, copy_step)
+    assert not isinstance(await hibernate(life, idle_s=0.0), Refusal)
+    assert left(world.root) == []
+
+
+async def test_a_copy_that_nobody_reads_goes_with_the_next(life, monkeypatch) -> None:
+    first: Copied = await step(life, copy_step)
+    monkeypatch.setattr(chores, "COPY_KEPT_S", 0.0)
+    second: Copied = await step(life, copy_step)
+    assert await step(life, read_copy_step, second.key, 0, 10)
+    with pytest.raises(KeyError):
+        await step(life, read_copy_step, first.key, 0, 10)
+
+
+async def test_two_copies_at_once_are_whole(life, tmp_path) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    reports = await asyncio.gather(*(back_up(life, folder, ["alice"], None) for folder in folders))
+    assert [report.failed for report in reports] == [{}, {}]
+    for folder in folders:
+        (file,) = folder.rglob("*.sqlite")
+        async with open_object(Conversation, name="alice", path=file) as alice:
+            assert await ids(alice.session) == ["m"]
+
+
+async def test_an_owner_that_lets_go_during_a_copy_is_a_stale_one(life, held, world) -> None:
+    copying = asyncio.create_task(step(life, copy_step))
+    await until(lambda: held.begun)
+    await life.administration.hibernate("alice")
+    held.go_on.set()
+    with pytest.raises(StaleEpochError):
+        await copying
+    assert left(world.root) == []
+
+
+async def test_a_copy_goes_on_at_the_next_owner(life, held, world, tmp_path) -> None:
+    folder = tmp_path / "copies"
+    copying = asyncio.create_task(back_up(life, folder, ["alice"], None))
+    await until(lambda: held.begun)
+    await life.administration.hibernate("alice")
+    held.go_on.set()
+    report = await copying
+    assert (report.conversations, report.failed) == (1, {})
+    assert left(world.root) == []
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    beside = tmp_path / "conversations" / "aa" / "x.sqlite"
+    beside.parent.mkdir(parents=True)
+    code = f"""
+import pathlib, time
+from router.replication.scratch import Scratch
+scratch = Scratch(pathlib.Path({str(beside)!r}))
+for suffix in ("", "-journal", ".restoring"):
+    scratch.path.with_name(scratch.path.name + suffix).write_bytes(b"half")
+print("made", flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"made\n"
+        mine = Scratch(beside)
+        mine.path.write_bytes(b"mine")
+        clear_scratch(tmp_path)
+        assert len(left(tmp_path)) == 6, "both are worked on"
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    clear_scratch(tmp_path)
+    lock = mine.path.with_name(f"{mine.path.name}.lock")
+    assert sorted(left(tmp_path)) == sorted([mine.path, lock])
+    mine.close()
+    mine.close()
+    assert left(tmp_path) == []
