@@ -2,7 +2,7 @@
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,14 @@ from sessions_actor.logs import LOGGER, configure
 from .deployments import World
 
 CLOSE_TIMEOUT_S = 30.0
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Give the tests of a module the event loop that the module names, if it does."""
+    assert isinstance(item, pytest.Function)
+    return {"loop": getattr(item.module, "LOOP", asyncio.new_event_loop)}
 
 
 @pytest.fixture
