@@ -11,6 +11,7 @@ from sessions_actor import meters
 from sessions_actor.logs import LOGGER, configure
 
 from .deployments import World
+from .virtual_time import VirtualTimeLoop
 
 CLOSE_TIMEOUT_S = 30.0
 
@@ -18,9 +19,9 @@ CLOSE_TIMEOUT_S = 30.0
 def pytest_asyncio_loop_factories(
     item: pytest.Item,
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Give the tests of a module the event loop that the module names, if it does."""
+    """Have tests run on virtual time, unless their module names another event loop."""
     assert isinstance(item, pytest.Function)
-    return {"loop": getattr(item.module, "LOOP", asyncio.new_event_loop)}
+    return {"loop": getattr(item.module, "LOOP", VirtualTimeLoop)}
 
 
 @pytest.fixture

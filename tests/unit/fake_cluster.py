@@ -18,7 +18,7 @@ from sessions_actor.disk import disk_id, file_bytes
 from sessions_actor.lease import NodeLease
 
 
-async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
     """Wait for a condition that other tasks bring about."""
     deadline = asyncio.get_running_loop().time() + within_s
     while not condition():

@@ -16,6 +16,8 @@ from sessions_actor.observing import Observing
 
 from .fake_cluster import until
 
+LOOP = asyncio.new_event_loop  # an agent has threads of its own
+
 
 def told(stream: io.StringIO) -> list[tuple[str, str]]:
     events = [json.loads(line) for line in stream.getvalue().splitlines()]

@@ -20,9 +20,6 @@ from sessions_actor.overload import Bounds
 from sessions_actor.retry import is_lost
 from sessions_actor.wire import Answer, Part
 
-from .virtual_time import VirtualTimeLoop
-
-LOOP = VirtualTimeLoop
 Behaviour = Callable[[int, list[Part]], Any]
 
 

@@ -15,10 +15,6 @@ from sessions_actor.errors import (
 )
 from sessions_actor.storage import Storage
 
-from .virtual_time import VirtualTimeLoop
-
-LOOP = VirtualTimeLoop
-
 
 class FakeReplica:
     """Has, after each confirmation, what was committed before it began; answers when told to."""
