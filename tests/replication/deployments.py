@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from router.router import Router
 from router.upkeep import Upkeep
 from sessions_actor.channel import Address
 from sessions_actor.handle import ConversationHandle
+from sessions_actor.open_object import Activation
 from sessions_actor.overload import Bounds
 from sessions_actor.replica import Durability
 from tests.unit.fake_cluster import FakeCluster
@@ -40,6 +42,15 @@ async def running(daemon: Daemon) -> AsyncIterator[Daemon]:
     finally:
         task.cancel()
         await asyncio.wait([task])
+
+
+def set_patience(activation: Activation[Any], seconds: float) -> None:
+    """Have writes wait that long for the replica from now on: a test of an outage starts before."""
+    replica = activation.replica
+    assert replica is not None
+    assert replica._confirmation is not None
+    replica._spec = replace(replica._spec, timeout_s=seconds)
+    replica._confirmation._timeout_s = seconds
 
 
 class World:

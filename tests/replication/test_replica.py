@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import shutil
 import signal
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,7 +29,7 @@ from sessions_actor.replica import Durability, ReplicaSpec, is_state_lost, socke
 from tests.cluster.conftest import message, until
 from tests.fault.alerts import Here, watching
 
-from .deployments import TERMS, running
+from .deployments import TERMS, running, set_patience
 from .test_daemon import engines_of
 
 
@@ -50,6 +52,11 @@ class Place:
         spec = ReplicaSpec(self.url, durability, timeout_s, socket, self.mark)
         return Activation(Conversation, name="alice", path=self.file, epoch=epoch, replica=spec)
 
+    def starting(self, *, timeout_s: float) -> Callable[[], Awaitable[object]]:
+        """Return what starts an activation, a later one each time."""
+        epochs = itertools.count(1)
+        return lambda: self.activation(next(epochs), timeout_s=timeout_s).start()
+
     async def texts(self, at: datetime | None = None) -> list[str]:
         """Restore elsewhere and read all messages."""
         self._restores += 1
@@ -68,6 +75,17 @@ def place(tmp_path: Path) -> Place:
 async def append(activation: Activation[Conversation], *ids: str) -> None:
     for one in ids:
         await activation.host.session.append_message(message(one))
+
+
+async def refused(asked: Callable[[], Awaitable[object]], why: str) -> None:
+    """Have something refused until it is for that reason: patience may end before it is found."""
+
+    async def told() -> bool:
+        with pytest.raises(ReplicaUnavailableError) as caught:
+            await asked()
+        return why in str(caught.value)
+
+    await until(told, f"it is said that there is {why}")
 
 
 async def test_what_was_acknowledged_comes_back_without_the_disk(
@@ -171,18 +189,17 @@ async def test_an_owner_that_died_leaves_a_line_that_goes_on(daemon: Daemon, pla
 
 
 async def test_no_daemon_means_no_acknowledgement(place: Place) -> None:
-    alice = place.activation(1, timeout_s=0.3)
-    with pytest.raises(ReplicaUnavailableError, match="no replication daemon"):
-        await alice.start()
+    await refused(place.starting(timeout_s=0.3), "no replication daemon")
     assert await asyncio.to_thread(place.file.exists)
 
 
 async def test_a_replica_out_of_reach_fails_writes_and_recovers_without_a_gap(
     daemon: Daemon, place: Place
 ) -> None:
-    alice = place.activation(1, timeout_s=1.0)
+    alice = place.activation(1)
     await alice.start()
     await append(alice, "a")
+    set_patience(alice, 1.0)
     away = place.replica.with_name("away")
     place.replica.rename(away)
     async with watching(Here()) as watch:
@@ -201,6 +218,7 @@ async def test_a_replica_out_of_reach_fails_writes_and_recovers_without_a_gap(
         return False
 
     await until(again, "the repeated write is confirmed")
+    set_patience(alice, 20.0)
     await append(alice, "c")
     assert await place.texts() == ["a", "b", "c"]
     await alice.close()
@@ -326,13 +344,12 @@ async def test_a_node_that_lacks_the_share_confirms_nothing_and_makes_no_folder(
     place.mark = str(far / "mark")
     if is_there:
         far.mkdir()
-    with pytest.raises(ReplicaUnavailableError, match="not mounted on this node"):
-        await place.activation(1, timeout_s=1.0).start()
+    await refused(place.starting(timeout_s=1.0), "not mounted on this node")
     assert far.exists() is is_there
     assert not is_there or list(far.iterdir()) == []
     far.mkdir(exist_ok=True)
     Path(place.mark).touch()
-    alice = place.activation(2)
+    alice = place.activation(50)  # after all of those
     await alice.start()
     await append(alice, "m0")
     assert await place.texts() == ["m0"]
@@ -346,12 +363,12 @@ async def test_what_was_written_while_the_share_was_away_is_in_it_once_it_is_bac
     far.mkdir()
     place.mark = str(far / "mark")
     Path(place.mark).touch()
-    alice = place.activation(1, timeout_s=2.0)
+    alice = place.activation(1)
     await alice.start()
     await append(alice, "m0")
+    set_patience(alice, 2.0)
     far.rename(away)
-    with pytest.raises(ReplicaUnavailableError, match="not mounted on this node"):
-        await append(alice, "m1")
+    await refused(lambda: append(alice, "m1"), "not mounted on this node")
     assert list(far.rglob("*.ltx")), "the engine wrote to this disk"
 
     def mounted_again() -> bool:
@@ -361,6 +378,7 @@ async def test_what_was_written_while_the_share_was_away_is_in_it_once_it_is_bac
         return not away.exists()
 
     await until(mounted_again, "the share is back")
+    set_patience(alice, 20.0)
     await append(alice, "m2")
     assert await place.texts() == ["m0", "m1", "m2"]
     await alice.close()
