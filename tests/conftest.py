@@ -3,7 +3,14 @@
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# How long an example takes says how busy the machine is, and nothing about what it shows.
+hypothesis.settings.register_profile(
+    "no clock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("no clock")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
