@@ -112,7 +112,7 @@ class AgentActor:
         self._namespace = namespace
         self._routers: dict[str, Any] = {}
         agent = Agent(leases, self._renew)
-        threading.Thread(target=clear_scratch, args=(root,), daemon=True).start()
+        threading.Thread(target=partial(clear_scratch, root), daemon=True).start()
         threading.Thread(target=lambda: asyncio.run(self._run(agent)), daemon=True).start()
         if replication is not None:
             keep = partial(keep_running, root, replication)

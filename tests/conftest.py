@@ -44,15 +44,3 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("the folder of recordings is not beside this repository")
     return SHARED
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Try a test on a real cluster a second time before it counts as failed, and say so.
-
-    Ray itself gives up by the clock (a node has 30 s to start, 15 s without a heartbeat are its
-    end): on a machine that does other work as well, that is no fault of what is tested.
-    """
-    real = (Path(__file__).parent / "cluster", Path(__file__).parent / "fault")
-    for item in items:
-        if item.path.is_relative_to(real[0]) or item.path.is_relative_to(real[1]):
-            item.add_marker(pytest.mark.flaky(reruns=1))
