@@ -64,9 +64,8 @@ async def test_idle_conversations_hibernate(deploy: Deploy) -> None:
         info = await until(lambda: _asleep(client, "sleepy"), "it hibernates")
         assert (info.pid, info.node_id, info.actor_id) == (None, None, None)
         assert info.file_bytes > 0
-        assert info.epoch == 1
         assert await session.get_message("m") == message("m")
-        assert (await client.info("sleepy")).epoch == 2
+        assert (await client.info("sleepy")).epoch > info.epoch, "another activation read it"
 
 
 async def test_used_conversations_do_not_hibernate(deploy: Deploy) -> None:
