@@ -8,8 +8,6 @@ comparison of a replica with it.
 import asyncio
 import dataclasses
 import hashlib
-import math
-import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -175,14 +173,11 @@ async def complete_step(site: ReplicatedSite) -> int:
 async def copy_step(site: ReplicatedSite) -> Copied:
     """Copy the file as it is now beside itself, while it is served; `read_copy_step` reads it.
 
-    A copy that nobody has read from for COPY_KEPT_S is taken for given up and removed.
+    A copy that nobody reads from for COPY_KEPT_S is taken for given up and removed.
 
     Raises: StorageError when there is no room for it.
     Cost: the file's size on its disk until `end_copy_step`.
     """
-    for key, copy in list(site.kept.items()):
-        if isinstance(copy, Scratch) and time.monotonic() - copy.used_at > COPY_KEPT_S:
-            await end_copy_step(site, key)
     await site.storage.durable()
     try:
         scratch = Scratch(Path(site.storage.path))
@@ -190,7 +185,6 @@ async def copy_step(site: ReplicatedSite) -> Copied:
         raise StorageError(site.storage.path, f"cannot be copied: {error}") from error
     key = scratch.path.name
     site.kept[key] = scratch
-    scratch.used_at = math.inf
     try:
         size, sha256 = await asyncio.to_thread(_copy, _seen_now(site.storage), scratch.path)
         if key not in site.kept:
@@ -201,8 +195,22 @@ async def copy_step(site: ReplicatedSite) -> Copied:
         if isinstance(error, apsw.Error | OSError):
             raise StorageError(site.storage.path, f"cannot be copied: {error}") from error
         raise
-    scratch.used_at = time.monotonic()
+    scratch.used_at = asyncio.get_running_loop().time()
+    _expire(site.kept, key)
     return Copied(key, size, sha256)
+
+
+def _expire(kept: dict[str, Any], key: str) -> None:
+    """Remove a copy once nobody has read from it for long; holds nothing of the file it is of."""
+    copy: Scratch | None = kept.get(key)
+    if copy is None:
+        return
+    loop = asyncio.get_running_loop()
+    left_s = copy.used_at + COPY_KEPT_S - loop.time()
+    if left_s > 0:
+        loop.call_later(left_s, _expire, kept, key)
+    else:
+        kept.pop(key).close()
 
 
 async def read_copy_step(site: ReplicatedSite, key: str, offset: int, size: int) -> bytes:
@@ -211,7 +219,7 @@ async def read_copy_step(site: ReplicatedSite, key: str, offset: int, size: int)
     Raises: KeyError when it is not there any more.
     """
     copy: Scratch = site.kept[key]
-    copy.used_at = time.monotonic()
+    copy.used_at = asyncio.get_running_loop().time()
 
     def read() -> bytes:
         with open(copy.path, "rb") as file:
@@ -256,7 +264,7 @@ async def _digest_replica(url: str, position: int, beside: Path) -> dict[str, An
         await restore(url, scratch.path, up_to=position, thorough=True)
         return await asyncio.to_thread(_digest_file, scratch.path)
     finally:
-        scratch.close()
+        await asyncio.to_thread(scratch.close)
 
 
 async def _quiet_moment(storage: Storage, replica: Replica) -> tuple[apsw.Connection, int]:

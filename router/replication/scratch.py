@@ -5,7 +5,6 @@ was killed; the node's agent removes it at its start.
 """
 
 import contextlib
-import time
 import uuid
 from pathlib import Path
 from typing import Final
@@ -20,6 +19,8 @@ _SUFFIX: Final = ".sqlite"
 class Scratch:
     """A place for a file beside a conversation's; closing removes what is there.
 
+    `used_at` is whatever its user counts by.
+
     Raises: OSError, StorageError when it cannot be made.
     """
 
@@ -27,7 +28,7 @@ class Scratch:
         folder = beside.parent / _FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)
         self.path = folder / f"{uuid.uuid4().hex}{_SUFFIX}"
-        self.used_at = time.monotonic()
+        self.used_at = 0.0
         self._lock = FileLock(str(self.path))
         self._lock.acquire()
 

@@ -90,13 +90,17 @@ async def test_a_copy_that_nobody_reads_keeps_no_actor(life, monkeypatch, world)
     assert left(world.root) == []
 
 
-async def test_a_copy_that_nobody_reads_goes_with_the_next(life, monkeypatch) -> None:
-    first: Copied = await step(life, copy_step)
-    monkeypatch.setattr(chores, "COPY_KEPT_S", 0.0)
-    second: Copied = await step(life, copy_step)
-    assert await step(life, read_copy_step, second.key, 0, 10)
+async def test_a_copy_goes_when_nobody_reads_it_for_long(life, world, monkeypatch) -> None:
+    monkeypatch.setattr(chores, "COPY_KEPT_S", 5.0)
+    read: Copied = await step(life, copy_step)
+    unread: Copied = await step(life, copy_step)
+    for _ in range(3):
+        await asyncio.sleep(3.0)
+        assert await step(life, read_copy_step, read.key, 0, 10)
     with pytest.raises(KeyError):
-        await step(life, read_copy_step, first.key, 0, 10)
+        await step(life, read_copy_step, unread.key, 0, 10)
+    await asyncio.sleep(5.5)
+    assert left(world.root) == []
 
 
 async def test_two_copies_at_once_are_whole(life, tmp_path) -> None:
@@ -134,15 +138,16 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
     beside = tmp_path / "conversations" / "aa" / "x.sqlite"
     beside.parent.mkdir(parents=True)
     code = f"""
-import pathlib, time
+import pathlib, sys
 from router.replication.scratch import Scratch
 scratch = Scratch(pathlib.Path({str(beside)!r}))
 for suffix in ("", "-journal", ".restoring"):
     scratch.path.with_name(scratch.path.name + suffix).write_bytes(b"half")
 print("made", flush=True)
-time.sleep(600)
+sys.stdin.read()
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **piped) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"made\n"
         mine = Scratch(beside)

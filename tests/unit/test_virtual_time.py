@@ -21,7 +21,7 @@ async def test_timers_come_in_their_order_and_nobody_waits_for_them() -> None:
 async def test_what_the_process_does_or_misses_takes_no_time() -> None:
     async def slow() -> str:
         for _ in range(5):
-            time.sleep(0.01)  # noqa: ASYNC251 - as long as the whole bound
+            time.sleep(0.01)  # noqa: ASYNC251 - the stall itself, as long as the whole bound
             await asyncio.sleep(0)
         return "answer"
 
