@@ -263,8 +263,9 @@ class Client:
                 free.
             in_place: give the conversation itself the content of that moment; what it holds now
                 is kept under `to`.
-        Raises: ConversationNotFoundError when nothing is left of that moment; ValueError when the
-            name is taken; StorageError; RuntimeError in a deployment without replicas.
+        Raises: ConversationNotFoundError when it has no replica; NothingToRestoreError when that
+            begins later; ValueError when the name is taken; StorageError; RuntimeError in a
+            deployment without replicas.
         """
         report: RestoreReport = await self._ask_of(name, "restore", name, at, to, in_place)
         return report

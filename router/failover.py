@@ -26,9 +26,9 @@ from .cluster import Slot, answer
 from .directory import Entry, Owner, State, file_of
 from .entries import LINE_STALE
 from .replicated_directory import ReplicatedDirectory
-from .replication.chores import Source, bring_back, drop_file
+from .replication.chores import Source, bring_back
 from .replication.replicas import Replicas
-from .replication.restore import RESTORE_TIMEOUT_S
+from .replication.restore import RESTORE_TIMEOUT_S, Restored
 from .store_keeping import StoreKeeping
 
 if TYPE_CHECKING:
@@ -149,39 +149,39 @@ class FailOver:
         """
         if entry.line == LINE_STALE:
             raise StorageError(entry.file, NOT_COPIED_SINCE)
-        generation = await self.directory.reserve_generation()
-        file = file_of(entry.name, generation)
+        async with self.directory.making(entry.name, slot.disk_id) as generation:
+            found = await self._bring_back(entry, slot, generation)
+            epoch = entry.epoch
+            if found is not None and found.epoch > epoch:
+                # The directory itself was brought back as it was earlier: follow the file.
+                epoch = found.epoch
+                await self.directory.raise_epoch(entry.name, entry.epoch, epoch)
+            claimed = await self.directory.fail_over(
+                entry.name,
+                epoch,
+                entry.disk_id,
+                Owner(slot.node_id, slot.actor_name, slot.disk_id),
+                generation=generation,
+                has_file=found is not None,
+            )
+        if claimed is not None:
+            self._without_file.pop(entry.name, None)
+            position = None if found is None else found.position
+            reports.failed_over(entry.name, claimed.epoch, slot.node_id, entry.disk_id, position)
+        return claimed
+
+    async def _bring_back(self, entry: Entry, slot: Slot, generation: int) -> Restored | None:
+        """Restore a conversation to an actor's disk; None for one that never had a file."""
         restoring = slot.actor.chore.remote(
-            bring_back, file, entry.name, None, self._sources(entry)
+            bring_back, file_of(entry.name, generation), entry.name, None, self._sources(entry)
         )
-        found = await asyncio.wait_for(answer(restoring), RESTORE_TIMEOUT_S)
+        found: Restored | None = await asyncio.wait_for(answer(restoring), RESTORE_TIMEOUT_S)
         if found is None and entry.line > 0:
             url = self.replicas.url(entry.name, entry.line)
             raise StorageError(url, "the replica is gone, and so is the disk that it was made of")
         if found is None and entry.has_file:
             raise StorageError(entry.file, NEVER_COPIED)
-        if found is not None and found.epoch > entry.epoch:
-            # The directory itself was brought back as it was earlier: follow the file.
-            await self.directory.raise_epoch(entry.name, entry.epoch, found.epoch)
-            await answer(slot.actor.chore.remote(drop_file, file))
-            raised = self.directory.get(entry.name)
-            return None if raised is None else await self.claim(raised, slot)
-        owner = Owner(slot.node_id, slot.actor_name, slot.disk_id)
-        claimed = await self.directory.fail_over(
-            entry.name,
-            entry.epoch,
-            entry.disk_id,
-            owner,
-            generation=generation,
-            has_file=found is not None,
-        )
-        if claimed is None:
-            await answer(slot.actor.chore.remote(drop_file, file))
-        else:
-            self._without_file.pop(entry.name, None)
-            position = None if found is None else found.position
-            reports.failed_over(entry.name, claimed.epoch, slot.node_id, entry.disk_id, position)
-        return claimed
+        return found
 
     def _sources(self, entry: Entry) -> list[Source]:
         """The lines to look at in turn: the file's own, and the last that was complete."""

@@ -3,6 +3,8 @@
 Rules:
 - A restore never writes over anything. Beside: it makes a conversation of another name. In place:
   what is there now is first restored under a name of its own, and kept.
+- A file is brought first and named by one statement then: a restore that is cut off anywhere
+  leaves every conversation as it was, and what it brought is waste.
 - Which replica is read is decided by time: the newest line that reaches back to the moment.
 
 What it does not do: change a replica. The restored conversation begins a line of its own, so that
@@ -13,24 +15,36 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
-from sessions_actor.errors import ConversationNotFoundError, StorageError
+from sessions_actor.errors import ConversationNotFoundError, NothingToRestoreError, StorageError
 from sessions_actor.names import check_name
 from sessions_actor.records import iso_from_ms
+from sessions_actor.retry import is_lost
 
 from .cluster import Slot, answer
 from .directory import Entry, Owner, State, file_of
 from .failover import FailOver
 from .models import RestorePoint, RestoreReport
 from .placement import candidates
-from .replication.chores import Source, bring_back, drop_file
+from .replicated_directory import ReplicatedDirectory
+from .replication.chores import Source, bring_back
 from .replication.replicas import Line
-from .replication.restore import RESTORE_TIMEOUT_S, NothingToRestoreError
+from .replication.restore import RESTORE_TIMEOUT_S
 from .router import Router
 from .through import made
 
 SEAL_PATIENCE_S: Final = 5.0
+# How many actors may be lost at one restore.
+TRIES_MAX: Final = 4
+
+
+class _File(NamedTuple):
+    """A restored file that no row names yet: where it lies, and its number."""
+
+    node_id: str
+    disk_id: str
+    generation: int
 
 
 class Recovery:
@@ -44,6 +58,10 @@ class Recovery:
         if self._router.failover is None:
             raise RuntimeError("there are no replicas: durability is 'local'; see README")
         return self._router.failover
+
+    @property
+    def _directory(self) -> ReplicatedDirectory:
+        return self._failover.directory
 
     async def points(self, name: str) -> list[RestorePoint]:
         """List the moments that a conversation can be restored to, oldest first.
@@ -71,82 +89,76 @@ class Recovery:
     async def _beside(self, name: str, at: datetime | None, to: str) -> RestoreReport:
         """Make another conversation of what a replica holds."""
         line = await self._line(name, at)
-        async with self._router.locks.hold(to):
+        async with self._router.locks.hold(to), contextlib.AsyncExitStack() as held:
             self._is_free(to)
-            return await self._make(name, line, at, to)
-
-    def _is_free(self, to: str) -> None:
-        check_name(to)
-        if self._router.directory.get(to) is not None:
-            raise ValueError(f"{to!r} exists already: restore to another name")
-
-    async def _make(
-        self, name: str, line: Line, at: datetime | None, to: str, position: int = 0
-    ) -> RestoreReport:
-        """Make a conversation of a line, one of a name that is free. The caller holds its lock."""
-        router = self._router
-        slot = await self._slot(to)
-        try:
-            claimed = await router.directory.create(
-                to, Owner(slot.node_id, slot.actor_name, slot.disk_id)
-            )
-        except BaseException:
-            router.pool.release(slot)
-            raise
-        assert claimed is not None
-        try:
-            await self._bring(slot, claimed.file, name, line, at, rename_to=to, position=position)
-        except BaseException:
-            await made(router.directory.forget_new(to, claimed.epoch))
-            router.pool.release(slot)
-            raise
-        return await self._begin(claimed, slot, name, line, at, kept=None, is_new=True)
+            found = await self._bring(held, name, line, at, to)
+            await self._directory.place(to, found.disk_id, found.generation)
+            node_id = await self._start(to)
+        return _report(to, name, at, line, node_id)
 
     async def _in_place(self, name: str, at: datetime | None, keep_as: str | None) -> RestoreReport:
         """Give a conversation a file as it was, after keeping what it holds now."""
-        router = self._router
         line = await self._line(name, at)
         kept = keep_as or _named_after(name, datetime.now(UTC))
         if kept == name:
             raise ValueError(f"{name!r} cannot be kept under its own name: give another")
-        async with self._both(name, kept):
-            entry = router.entry(name)
+        async with self._both(name, kept), contextlib.AsyncExitStack() as held:
+            self._router.entry(name)
             self._is_free(kept)
-            serving = router.serving(name)
-            if serving is not None:
-                await router.let_go_locked(serving, patience_s=SEAL_PATIENCE_S)
-                entry = router.entry(name)
-            if entry.state is not State.HIBERNATED:
-                raise StorageError(entry.file, "it cannot hibernate now; ask again")
-            # Its replica is complete: hibernating brought it up to date.
-            if entry.line != entry.generation:
-                raise StorageError(entry.file, "its replica is not complete; ask again")
+            entry = await self._asleep(name)
             present = await self._line(name, None)
             if present.generation != entry.generation:
                 raise StorageError(entry.file, "its replica is not to be seen; ask again")
-            await self._make(name, present, None, kept, entry.position)
-            slot = await self._slot(name)
-            try:
-                generation = await self._failover.directory.reserve_generation()
-                file = file_of(name, generation)
-                await self._bring(slot, file, name, line, at)
-                claimed = await self._failover.directory.fail_over(
-                    name,
-                    entry.epoch,
-                    entry.disk_id,
-                    Owner(slot.node_id, slot.actor_name, slot.disk_id),
-                    generation=generation,
-                    has_file=True,
+            now = await self._bring(held, name, present, None, kept, entry.position)
+            then = await self._bring(held, name, line, at, name)
+            await made(self._directory.place(kept, now.disk_id, now.generation))
+            given = await self._directory.fail_over(
+                name,
+                entry.epoch,
+                entry.disk_id,
+                Owner(then.node_id, "", then.disk_id),
+                generation=then.generation,
+                has_file=True,
+                asleep=True,
+            )
+            if given is None:
+                raise StorageError(entry.file, "somebody woke it meanwhile; ask again")
+            node_id = await self._start(name)
+        return _report(name, name, at, line, node_id, kept)
+
+    async def _asleep(self, name: str) -> Entry:
+        """Hibernate a conversation with a replica that is complete; the caller holds its lock."""
+        router = self._router
+        serving = router.serving(name)
+        if serving is not None:
+            await router.let_go_locked(serving, patience_s=SEAL_PATIENCE_S)
+        entry = router.entry(name)
+        if entry.state is not State.HIBERNATED:
+            raise StorageError(entry.file, "it cannot hibernate now; ask again")
+        if self._directory.lacks(name):
+            # Its owner was killed, or the store was away: the file has what the replica lacks.
+            if not any(view.disk_id == entry.disk_id for view in router.pool.views()):
+                raise StorageError(
+                    entry.file,
+                    "its replica lacks the end, and its disk is on no node that lives: bring the"
+                    " disk back, or restore to another name",
                 )
-                if claimed is None:
-                    await answer(slot.actor.chore.remote(drop_file, file))
-                    raise StorageError(file, "somebody woke it meanwhile; ask again")
-            except BaseException:
-                router.pool.release(slot)
+            slot = await self._slot(name, entry.disk_id)
+            try:
+                await self._failover.keeping.complete(entry, slot)
+            except BaseException as error:
+                await router.give_back(slot, error)
                 raise
-            return await self._begin(claimed, slot, name, line, at, kept=kept, is_new=False)
+            router.pool.release(slot)
+            entry = router.entry(name)
+        return entry
 
     # ------------------------------------------------------------------------------ within
+
+    def _is_free(self, to: str) -> None:
+        check_name(to)
+        if self._directory.get(to) is not None:
+            raise ValueError(f"{to!r} exists already: restore to another name")
 
     @contextlib.asynccontextmanager
     async def _both(self, *names: str) -> AsyncIterator[None]:
@@ -170,50 +182,67 @@ class Recovery:
         own = () if entry is None else (entry.generation, entry.line)
         return tuple({one for one in own if one > 0}.union(due))
 
-    async def _slot(self, name: str) -> Slot:
+    async def _slot(self, to: str, disk_id: str | None = None) -> Slot:
         router = self._router
         return await router.pool.acquire(
-            name, lambda nodes: candidates(nodes, None), router.settings.capacity_wait_s
+            to, lambda nodes: candidates(nodes, disk_id), router.settings.capacity_wait_s
         )
 
     async def _bring(
         self,
-        slot: Slot,
-        file: str,
+        held: contextlib.AsyncExitStack,
         name: str,
         line: Line,
         at: datetime | None,
-        *,
-        rename_to: str | None = None,
+        to: str,
         position: int = 0,
-    ) -> None:
-        source = Source(line.url, position, self._failover.replicas.mark)
-        bringing = slot.actor.chore.remote(bring_back, file, name, None, [source], at, rename_to)
-        if await asyncio.wait_for(answer(bringing), RESTORE_TIMEOUT_S) is None:
-            raise NothingToRestoreError(line.url, "nothing is left of that moment")
+    ) -> _File:
+        """Restore a line to a new file of a conversation, on any node.
 
-    async def _begin(
-        self,
-        claimed: Entry,
-        slot: Slot,
-        source: str,
-        line: Line,
-        at: datetime | None,
-        *,
-        kept: str | None,
-        is_new: bool,
-    ) -> RestoreReport:
-        serving = await self._router.start(claimed, slot, is_new=is_new)
-        if serving is None:
-            raise StorageError(claimed.file, "it was restored but did not start; ask again")
-        return RestoreReport(
-            name=claimed.name,
-            source=source,
-            at=None if at is None else _text(at),
-            generation=line.generation,
-            kept_as=kept,
-            node_id=slot.node_id,
-        )
+        What no row is given until `held` is left is waste.
+        """
+        router = self._router
+        source = Source(line.url, position, self._failover.replicas.mark)
+        for left in reversed(range(TRIES_MAX)):
+            slot = await self._slot(to)
+            try:
+                making = self._directory.making(to, slot.disk_id)
+                generation = await held.enter_async_context(making)
+                rename_to = None if to == name else to
+                bringing = slot.actor.chore.remote(
+                    bring_back, file_of(to, generation), name, None, [source], at, rename_to
+                )
+                found = await asyncio.wait_for(answer(bringing), RESTORE_TIMEOUT_S)
+            except BaseException as error:
+                await router.give_back(slot, error)
+                if is_lost(error):
+                    if left:
+                        continue
+                    raise StorageError(line.url, "its restores were cut off; ask again") from error
+                raise
+            router.pool.release(slot)
+            if found is None:
+                raise NothingToRestoreError(line.url, "nothing is left of that moment")
+            return _File(slot.node_id, slot.disk_id, generation)
+        raise AssertionError
+
+    async def _start(self, name: str) -> str:
+        """Have what was restored served, which replicates it as well; returns the node."""
+        try:
+            return (await self._router.activate(name)).slot.node_id
+        except Exception as error:
+            raise StorageError(
+                self._router.entry(name).file,
+                f"{name!r} is restored, but did not start yet ({error}): call it, do not restore it"
+                " again",
+            ) from error
+
+
+def _report(
+    name: str, source: str, at: datetime | None, line: Line, node_id: str, kept: str | None = None
+) -> RestoreReport:
+    text = None if at is None else _text(at)
+    return RestoreReport(name, source, text, line.generation, kept, node_id)
 
 
 def _text(moment: datetime) -> str:

@@ -4,6 +4,8 @@ It adds to the directory what replicas need: its own copy, changes of owner that
 another file because its disk is gone, and how far replicas are complete.
 """
 
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +13,17 @@ from sessions_actor.names import check_name
 from sessions_actor.replica import Durability, Replica, ReplicaSpec
 
 from .directory import FLOOR, GENERATION, NEXT_EPOCH, Directory
-from .entries import COPY_PENDING, LINE_KEY, LINE_STALE, PENDING_KEY, Entry, Owner, State
+from .entries import (
+    COPY_PENDING,
+    LINE_KEY,
+    LINE_STALE,
+    PENDING_KEY,
+    Entry,
+    Owner,
+    State,
+    Waste,
+    file_of,
+)
 from .spent import Keep
 
 # Numbers left out when a directory is brought back: more than are given between two syncs.
@@ -26,6 +38,7 @@ class ReplicatedDirectory(Directory):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self._replica: Replica | None = None
+        self._making: set[Waste] = set()
 
     def replicate(self, spec: ReplicaSpec, line: int, keep: Keep, pending: str | None) -> None:
         """Have this file copied as well, and note from now on which replicas are spent.
@@ -111,9 +124,64 @@ class ReplicatedDirectory(Directory):
             self._storage.flush()
             await replica.finish()
 
-    async def reserve_generation(self) -> int:
-        """Number a file that is made before the conversation is given it."""
-        return await self._storage.submit(self._next_generation)
+    @contextlib.asynccontextmanager
+    async def making(self, name: str, disk_id: str) -> AsyncIterator[int]:
+        """Number a file that is made on a disk before a conversation is given it.
+
+        It is noted as waste, which a router that follows this one removes; while this is open it
+        is not told as such. `fail_over` and `place` strike it off.
+        """
+
+        def op() -> int:
+            generation = self._next_generation()
+            made = Waste(disk_id, file_of(name, generation))
+            self._making.add(made)
+            self._note_waste(*made)
+            return generation
+
+        generation = await self._storage.submit(op)
+        try:
+            yield generation
+        finally:
+            self._making.discard(Waste(disk_id, file_of(name, generation)))
+
+    def waste(self, disk_id: str, limit: int = 100) -> list[Waste]:
+        """See `Directory.waste`; what is being made is not told."""
+        found = super().waste(disk_id, limit + len(self._making))
+        return [one for one in found if one not in self._making][:limit]
+
+    def lacks(self, name: str) -> bool:
+        """Say whether the replica of a sleeping conversation may lack something of its file."""
+        query = "SELECT behind_since > 0 OR line <> generation FROM conversations WHERE name = ?"
+        row = self._storage.fetch_one(query, (check_name(name),))
+        return row is not None and bool(row[0])
+
+    async def place(self, name: str, disk_id: str, generation: int) -> Entry:
+        """Make a conversation, asleep, of a file that lies on a disk; its replica is behind.
+
+        Raises: ValueError when the name exists.
+        """
+        now = self.now_ms()
+
+        def op() -> Entry:
+            if self.get(name) is not None:
+                raise ValueError(f"{name!r} exists already: give another name")
+            epoch = (self._storage.meta.get(FLOOR) or 0) + 1
+            placed = self._apply(
+                "INSERT INTO conversations (name, state, epoch, generation, disk_id, file_bytes,"
+                " created_at, last_active_at, has_file, behind_since)"
+                f" VALUES (?, '{State.HIBERNATED}', ?, ?, ?, 0, ?, ?, 1, ?)",
+                (check_name(name), epoch, generation, disk_id, now, now, now),
+            )
+            assert placed is not None
+            self._strike_off(Waste(disk_id, placed.file))
+            self.records.note(placed)
+            return placed
+
+        return await self._storage.submit(op)
+
+    def _strike_off(self, waste: Waste) -> None:
+        self._storage.write("DELETE FROM waste WHERE disk_id = ? AND file = ?", tuple(waste))
 
     async def fail_over(
         self,
@@ -124,29 +192,34 @@ class ReplicatedDirectory(Directory):
         *,
         generation: int,
         has_file: bool,
+        asleep: bool = False,
     ) -> Entry | None:
         """Give a conversation whose disk is gone to an owner, with a file of its own.
 
         Its old file becomes waste if there is another copy of it, its replica until now is kept
         for a time.
 
-        Args: `has_file` says whether there was anything to bring back.
+        Args:
+            has_file: whether there was anything to bring back.
+            asleep: leave it without an owner, on that one's disk; its replica is behind.
         Returns: None when the epoch moved on or somebody owns it.
         """
 
         def op() -> Entry | None:
             before = self.get(name)
             after = self._apply(
-                f"UPDATE conversations SET state = '{State.ACTIVE}', epoch = {NEXT_EPOCH},"
+                f"UPDATE conversations SET state = ?, epoch = {NEXT_EPOCH},"
                 " generation = ?, has_file = ?, disk_id = ?, node_id = ?, actor = ?,"
-                " target = NULL, behind_since = 0, last_active_at = max(last_active_at, ?)"
+                " target = NULL, behind_since = ?, last_active_at = max(last_active_at, ?)"
                 f" WHERE name = ? AND epoch = ? AND disk_id = ? AND state = '{State.HIBERNATED}'",
                 (
+                    State.HIBERNATED if asleep else State.ACTIVE,
                     generation,
                     has_file,
                     owner.disk_id,
-                    owner.node_id,
-                    owner.actor,
+                    None if asleep else owner.node_id,
+                    None if asleep else owner.actor,
+                    self.now_ms() if asleep else 0,
                     self.now_ms(),
                     check_name(name),
                     epoch,
@@ -157,6 +230,7 @@ class ReplicatedDirectory(Directory):
                 if has_file and before.disk_id != NO_DISK:
                     self._note_waste(before.disk_id, before.file)
                 self.spent.left(name, before.generation)
+                self._strike_off(Waste(after.disk_id, after.file))
                 self.records.note(after)
             return after
 

@@ -246,6 +246,13 @@ class Router:
         await self.end(slot)
         return gone
 
+    async def give_back(self, slot: Slot, error: BaseException) -> None:
+        """Take an actor back from work that failed, after a look at it if it may be the reason."""
+        if is_lost(error) or isinstance(error, TimeoutError):
+            await self.recover(slot)
+        else:
+            self.pool.release(slot)
+
     async def end(self, slot: Slot) -> None:
         """End an actor's process: what may still be on its way to it must find nobody."""
         self.pool.discard(slot)
@@ -294,8 +301,10 @@ class Router:
         """Make an actor the owner and start it; None when that failed and may be tried again."""
         try:
             claimed = await self._claim(name, entry, slot, lost=lost)
-        except BaseException:
-            self.pool.release(slot)
+        except BaseException as error:
+            await self.give_back(slot, error)
+            if is_lost(error):
+                return None
             raise
         if claimed is None:
             self.pool.release(slot)

@@ -12,7 +12,7 @@ from typing import Final
 
 from sessions_actor.replica import forget_file
 
-from .cluster import answer
+from .cluster import Slot, answer
 from .directory import Entry, State
 from .locks import NameLocks
 from .pool import Pool
@@ -125,13 +125,26 @@ class StoreKeeping:
                 position = await asyncio.wait_for(answer(asked), 2 * COPY_TIMEOUT_S)
                 await self._directory.note_line(entry.name, entry.epoch, position)
 
+    async def complete(self, entry: Entry, slot: Slot) -> None:
+        """Bring the replica of a sleeping file up to date, by one who holds its name's lock.
+
+        Args: `slot` is an actor of a node that mounts its disk.
+        Raises: ReplicaUnavailableError; TimeoutError.
+        """
+        position = await self._copied_by(slot, entry)
+        await answer(slot.actor.chore.remote(forget_file, entry.file))
+        await self._directory.caught_up(entry.name, entry.epoch, position)
+
+    async def _copied_by(self, slot: Slot, entry: Entry) -> int:
+        replica = self._replicas.spec(entry.name, entry.generation)
+        asked = answer(slot.actor.chore.remote(copy_asleep, entry.file, replica))
+        return await asyncio.wait_for(asked, 2 * COPY_TIMEOUT_S)
+
     async def _copy_file(self, entry: Entry) -> None:
         slot = self._pool.slot_on_disk(entry.disk_id)
         if slot is None or self._locks.is_held(entry.name):
             return
-        replica = self._replicas.spec(entry.name, entry.generation)
-        asked = answer(slot.actor.chore.remote(copy_asleep, entry.file, replica))
-        position = await asyncio.wait_for(asked, 2 * COPY_TIMEOUT_S)
+        position = await self._copied_by(slot, entry)
         async with self._locks.hold(entry.name):
             now = self._directory.get(entry.name)
             if now is None or now.state is State.HIBERNATED or now.generation != entry.generation:

@@ -36,6 +36,9 @@ STATEMENTS_CACHED = 256
 
 _MAGIC = b"SQLite format 3\0"
 _COMPANIONS = ("-wal", "-shm", "-journal")
+# What stands beside a database while it is restored, until it is whole.
+DRAFT_SUFFIX = ".restoring"
+_ENGINE_DRAFTS = ("", *_COMPANIONS, ".tmp", ".tmp-wal", ".tmp-shm")
 
 _ADVICE = {
     errno.EACCES: "permission denied; check the owner and mode of the file and its folder",
@@ -274,6 +277,12 @@ def trim_engine_folder(path: str) -> None:
         return  # they are in nobody's way
 
 
+def remove_draft(path: str | os.PathLike[str]) -> None:
+    """Remove what a restore of a database left that did not come to its end."""
+    for suffix in _ENGINE_DRAFTS:
+        Path(f"{os.fspath(path)}{DRAFT_SUFFIX}{suffix}").unlink(missing_ok=True)
+
+
 def remove_database(path: str | os.PathLike[str]) -> None:
     """Remove a database with its companions, durably; an absent one is fine.
 
@@ -289,6 +298,7 @@ def remove_database(path: str | os.PathLike[str]) -> None:
         # The database goes first: a log without it is discarded, the reverse loses writes.
         for suffix in ("", *_COMPANIONS):
             Path(location + suffix).unlink(missing_ok=True)
+        remove_draft(location)
         shutil.rmtree(engine_folder(location), ignore_errors=True)
         sync_folder(folder)
     except OSError as error:

@@ -44,6 +44,10 @@ class QuotaExceededError(StorageError):
         )
 
 
+class NothingToRestoreError(StorageError):
+    """There is no replica, or it holds nothing of the moment that was asked for."""
+
+
 class StorageCorruptError(StorageError):
     """The file is damaged, or is no conversation at all."""
 
@@ -208,6 +212,7 @@ ERRORS: tuple[type[SessionsActorError], ...] = (
     SessionsActorError,
     StorageError,
     QuotaExceededError,
+    NothingToRestoreError,
     StorageCorruptError,
     RoutingError,
     StaleEpochError,

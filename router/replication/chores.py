@@ -6,6 +6,7 @@ comparison of a replica with it.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Sequence
@@ -15,14 +16,20 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import apsw
 
-from sessions_actor.database_file import ENGINE_PREFIX, FileLock, private, remove_database
-from sessions_actor.errors import StorageCorruptError, StorageError
+from sessions_actor.database_file import (
+    ENGINE_PREFIX,
+    FileLock,
+    make_parent,
+    private,
+    remove_database,
+)
+from sessions_actor.errors import NothingToRestoreError, StorageCorruptError, StorageError
 from sessions_actor.gate import META_TABLE
 from sessions_actor.replica import Replica, ReplicaSpec, check_mark, forget_file, socket_path
 from sessions_actor.storage import Storage
 from sessions_actor.transfer import digests_of
 
-from .restore import NothingToRestoreError, Restored, check_restored, restore
+from .restore import Restored, check_restored, restore
 from .scratch import Scratch
 
 # Pages that a copy takes over between two looks whether it was given up: 1 MiB.
@@ -65,7 +72,8 @@ async def bring_back(
 ) -> Restored | None:
     """Restore a conversation's file from the first of several replicas that holds anything.
 
-    What an attempt before this one left is removed first.
+    What an attempt before this one left is removed first. The file is locked until it is whole:
+    nobody opens or removes it meanwhile.
 
     Args:
         epoch: refuse a file that is ahead of this one; None: the caller compares.
@@ -80,43 +88,46 @@ async def bring_back(
         await check_mark(source.mark, MARK_TIMEOUT_S)
     await forget_file(root, file)
     await asyncio.to_thread(remove_database, target)
+    make_parent(str(target))
+    lock = FileLock(str(target))
+    lock.acquire()
+    try:
+        found = await _first_of(sources, target, at)
+        if found is None:
+            return None
+        source, restored = found
+        check_restored(restored, name, epoch)
+        if at is None and restored.position < source.position:
+            check = f"ends at transaction {restored.position}, {source.position} was confirmed"
+            raise StorageCorruptError(source.url, f"the replica {check}")
+        if rename_to is not None:
+            _become(target, rename_to)
+    except BaseException:
+        lock.release()
+        remove_database(target)
+        raise
+    finally:
+        lock.release()
+    return restored
+
+
+async def _first_of(
+    sources: Sequence[Source], target: Path, at: datetime | None
+) -> tuple[Source, Restored] | None:
     for source in sources:
-        try:
-            found = await restore(source.url, target, at=at)
-        except NothingToRestoreError:
-            continue
-        try:
-            check_restored(found, name, epoch)
-            if at is None and found.position < source.position:
-                check = f"ends at transaction {found.position}, {source.position} was confirmed"
-                raise StorageCorruptError(source.url, f"the replica {check}")
-            if rename_to is not None:
-                _become(target, rename_to)
-        except BaseException:
-            remove_database(target)
-            raise
-        return found
+        with contextlib.suppress(NothingToRestoreError):
+            return source, await restore(source.url, target, at=at)
     return None
 
 
 def _become(target: Path, name: str) -> None:
     """Make a restored file another conversation's, which nobody has owned yet."""
-    lock = FileLock(str(target))
-    lock.acquire()
+    db = apsw.Connection(str(target))
     try:
-        db = apsw.Connection(str(target))
-        try:
-            db.execute(f"UPDATE {META_TABLE} SET value = ? WHERE key = 'name'", (name,))
-            db.execute(f"UPDATE {META_TABLE} SET value = 0 WHERE key = 'epoch'")
-        finally:
-            db.close()
+        db.execute(f"UPDATE {META_TABLE} SET value = ? WHERE key = 'name'", (name,))
+        db.execute(f"UPDATE {META_TABLE} SET value = 0 WHERE key = 'epoch'")
     finally:
-        lock.release()
-
-
-async def drop_file(root: Path, file: str) -> None:
-    """Remove a file that was brought back for nothing."""
-    await asyncio.to_thread(remove_database, root / file)
+        db.close()
 
 
 async def copy_asleep(root: Path, file: str, replica: ReplicaSpec) -> int:

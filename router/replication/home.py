@@ -24,7 +24,7 @@ from typing import Any, Final
 import apsw
 
 from sessions_actor.database_file import remove_database, sync_folder
-from sessions_actor.errors import StorageError
+from sessions_actor.errors import NothingToRestoreError, StorageError
 from sessions_actor.gate import META_TABLE
 from sessions_actor.replica import socket_path
 
@@ -34,7 +34,7 @@ from ..replicated_directory import ReplicatedDirectory
 from .engine import EngineError, log_files
 from .paths import DIRECTORY, conversation_key, directory_url, number, parse_number
 from .replicas import Record, Replicas
-from .restore import LIST_TIMEOUT_S, NothingToRestoreError, last_made, restore
+from .restore import LIST_TIMEOUT_S, last_made, restore
 
 SCRATCH_FILE: Final = "rebuild.sqlite"
 

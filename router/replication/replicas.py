@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Final
 
-from sessions_actor.errors import ConversationNotFoundError, StorageError
+from sessions_actor.errors import ConversationNotFoundError, NothingToRestoreError, StorageError
 from sessions_actor.names import check_name
 from sessions_actor.replica import Durability, ReplicaSpec
 
@@ -238,17 +238,24 @@ class Replicas:
         """Return the line that held a conversation at a moment; the newest for None.
 
         Args: `newest` bounds the generation: a later one was never the conversation's.
-        Raises: ConversationNotFoundError when no line reaches back that far.
+        Raises: ConversationNotFoundError when there is no line; NothingToRestoreError when none
+            reaches back that far.
         """
         lines = [
             line
             for line in await self.lines(name, known)
-            if (newest is None or line.generation <= newest)
-            and (at is None or line.points[0] <= at)
+            if newest is None or line.generation <= newest
         ]
         if not lines:
             raise ConversationNotFoundError(name)
-        return lines[-1]
+        reach = [line for line in lines if at is None or line.points[0] <= at]
+        if not reach:
+            first = min(line.points[0] for line in lines)
+            raise NothingToRestoreError(
+                lines[0].url,
+                f"its replica begins at {first.isoformat()}: name a moment from then on",
+            )
+        return reach[-1]
 
     async def remove(self, name: str, up_to: int) -> None:
         """Remove a conversation's lines up to a generation, with their records.

@@ -6,7 +6,6 @@ the conversation's, and it is no newer than its directory knows.
 """
 
 import asyncio
-import contextlib
 import os
 import re
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from typing import Any, Final
 
 import apsw
 
-from sessions_actor.database_file import make_parent, sync_folder
-from sessions_actor.errors import StorageCorruptError, StorageError
+from sessions_actor.database_file import DRAFT_SUFFIX, make_parent, remove_draft, sync_folder
+from sessions_actor.errors import NothingToRestoreError, StorageCorruptError, StorageError
 from sessions_actor.gate import META_TABLE
 
 from .engine import HEADER_BYTES, EngineError, LogFile, log_files, made_at, run
@@ -26,7 +25,6 @@ from .paths import ReplicaUrl
 
 RESTORE_TIMEOUT_S: Final = 3600.0
 LIST_TIMEOUT_S: Final = 60.0
-_DRAFT: Final = ".restoring"
 _NOTHING: Final = re.compile(r"no matching backup files|no backups? found|no snapshots?", re.I)
 _NOT_THEN: Final = re.compile(r"timestamp does not exist", re.I)
 
@@ -41,10 +39,6 @@ class Restored:
     epoch: int
     created_at: int | None
     file_bytes: int
-
-
-class NothingToRestoreError(StorageError):
-    """There is no replica, or it holds nothing of that time."""
 
 
 async def restore(
@@ -68,8 +62,8 @@ async def restore(
     if target.exists():
         raise StorageError(str(target), "is there already; a restore replaces nothing")
     make_parent(str(target))
-    draft = target.with_name(target.name + _DRAFT)
-    _clear(draft)
+    draft = target.with_name(target.name + DRAFT_SUFFIX)
+    remove_draft(target)
     try:
         moment = [] if at is None else await _moment(url, at)
         if up_to is not None:
@@ -78,7 +72,7 @@ async def restore(
         restored = _look(draft, target, position)
         _put_in_place(draft, target)
     finally:
-        _clear(draft)
+        remove_draft(target)
     return restored
 
 
@@ -243,9 +237,3 @@ def _text_of(at: datetime) -> str:
         raise ValueError("a moment to restore to has a time zone")
     # The engine compares milliseconds; whatever was copied within this one belongs to it.
     return (at.astimezone(UTC) + timedelta(milliseconds=1)).isoformat(timespec="milliseconds")
-
-
-def _clear(draft: Path) -> None:
-    for suffix in ("", "-wal", "-shm", "-journal", ".tmp", ".tmp-wal", ".tmp-shm"):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{draft}{suffix}")

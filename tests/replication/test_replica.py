@@ -15,7 +15,6 @@ import pytest
 from router.replication.chores import Source, bring_back
 from router.replication.daemon import Daemon
 from router.replication.restore import (
-    NothingToRestoreError,
     check_restored,
     restore,
     restore_points,
@@ -23,7 +22,12 @@ from router.replication.restore import (
 from sessions_actor import open_object
 from sessions_actor.conversation import Conversation
 from sessions_actor.database_file import engine_folder
-from sessions_actor.errors import ReplicaUnavailableError, StorageCorruptError, StorageError
+from sessions_actor.errors import (
+    NothingToRestoreError,
+    ReplicaUnavailableError,
+    StorageCorruptError,
+    StorageError,
+)
 from sessions_actor.open_object import Activation
 from sessions_actor.replica import Durability, ReplicaSpec, is_state_lost, socket_path
 from tests.cluster.conftest import message, until

@@ -10,7 +10,7 @@ import pytest
 from router.administration import Administration
 from router.directory import State
 from router.replication.paths import conversation_key, line_key
-from sessions_actor.errors import ConversationNotFoundError, StorageError
+from sessions_actor.errors import ConversationNotFoundError, NothingToRestoreError, StorageError
 from tests.cluster.conftest import message
 
 from .deployments import NAMESPACE, World
@@ -134,7 +134,7 @@ async def test_moments_across_moves_are_restored(world: World) -> None:
         to = f"alice {number}"
         await world.recovery.restore("alice", moment, to, in_place=False)
         assert await world.stored(to) == [f"m{n}" for n in range(number + 1)]
-    with pytest.raises(ConversationNotFoundError):
+    with pytest.raises(NothingToRestoreError, match="begins at 20"):
         await world.recovery.restore("alice", datetime(2001, 1, 1, tzinfo=UTC), "x", in_place=False)
     assert world.directory.get("x") is None
 
