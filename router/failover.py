@@ -98,10 +98,14 @@ class FailOver:
 
         Nobody can acknowledge anything for it any more when this says so.
         """
-        if entry.state is State.DELETING or not await self.is_due(entry):
+        if entry.state is State.DELETING:
             return False
-        await self.release(entry)
-        return True
+        # While a lease runs out, the processes start that serve what is brought back then.
+        with self._router.pool.expecting(0 if entry.disk_id in self._mounted() else 1):
+            if not await self.is_due(entry):
+                return False
+            await self.release(entry)
+            return True
 
     async def unless_gone(self, disk_id: str, acquiring: Coroutine[Any, Any, Slot]) -> Slot | None:
         """Wait for an actor; None, and none is taken, when no live node mounts the disk."""

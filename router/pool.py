@@ -12,7 +12,7 @@ It knows processes, not conversations: what may be evicted is the router's to sa
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, Protocol
 
 from sessions_actor.errors import NoCapacityError, SessionsActorError
@@ -91,6 +91,7 @@ class Pool:
         self._starting: Counter[str] = Counter()
         self._evicting: Counter[str] = Counter()
         self._refilling: set[str] = set()
+        self._expected = 0
         self._waiters: list[_Waiter] = []
         self._changed = asyncio.Event()
         self._pump: asyncio.Task[None] | None = None
@@ -232,25 +233,55 @@ class Pool:
         One that serves a conversation which has been idle for a while is freed, else a process
         started.
         """
-        for node in self.views():
-            if node.draining or node.disk_id is None or node.node_id in self._refilling:
+        nodes = self._to_refill()
+        for node in nodes:
+            if node.node_id in self._refilling:
                 continue
-            if node.idle + self._starting[node.node_id] < self._warm:
+            if node.idle + self._starting[node.node_id] < self._wanted(len(nodes)):
                 self._refilling.add(node.node_id)
                 self._spawn(self._refill(node.node_id))
+
+    @contextlib.contextmanager
+    def expecting(self, actors: int) -> Iterator[None]:
+        """Have so many idle actors more stand ready, on all nodes together, from now on.
+
+        Who must wait before it may ask for an actor says so: processes start meanwhile. What is
+        not needed in the end is ended like any idle actor.
+        """
+        self._expected += actors
+        if actors:
+            self.keep_warm()
+        try:
+            yield
+        finally:
+            self._expected -= actors
+
+    def _to_refill(self) -> list[NodeView]:
+        return [node for node in self.views() if not node.draining and node.disk_id is not None]
+
+    def _wanted(self, nodes: int) -> int:
+        """Return how many idle actors should stand ready on each of so many nodes."""
+        return self._warm + -(-self._expected // nodes)
 
     async def _refill(self, node_id: str) -> None:
         try:
             while not self._closed:
-                node = next((view for view in self.views() if view.node_id == node_id), None)
-                if node is None or node.idle + self._starting[node_id] >= self._warm:
+                nodes = self._to_refill()
+                node = next((view for view in nodes if view.node_id == node_id), None)
+                if node is None or node.idle + self._starting[node_id] >= self._wanted(len(nodes)):
                     return
                 if node.active and await self._evict(node_id, idle_s=REFILL_IDLE_S):
                     continue
-                if not self._start(node_id):
+                if self._starting[node_id] >= max(self._warm, self._at_once(node_id)):
+                    await asyncio.sleep(PATIENCE_S)
+                elif not self._start(node_id):
                     return
         finally:
             self._refilling.discard(node_id)
+
+    def _at_once(self, node_id: str) -> int:
+        """Return how many processes may start at once on a node."""
+        return max(1, self._nodes[node_id].cpus // CPUS_PER_START)
 
     async def trim(self) -> None:
         """End idle actors that nobody needed for a while."""
@@ -341,8 +372,7 @@ class Pool:
                     wanted[node.node_id] += 1
                 break
         for node_id, count in wanted.items():
-            at_once = max(1, self._nodes[node_id].cpus // CPUS_PER_START)
-            for _ in range(min(count, at_once) - self._starting[node_id]):
+            for _ in range(min(count, self._at_once(node_id)) - self._starting[node_id]):
                 self._start(node_id)
 
     def _make_room(self) -> None:

@@ -254,3 +254,29 @@ async def test_a_file_in_the_making_is_waste_for_the_next_router(tmp_path: Path)
     assert [one.file for one in directory.waste(disk)] != []
     assert directory.page() == ["alice"]
     directory.close()
+
+
+async def test_processes_start_while_a_lease_runs_out(world: World) -> None:
+    await world.session("alice").append_message(message("m0"))
+    await world.relocation.migrate("alice", "b")
+    await world.lose("b")
+    world.router.pool.set_disk("c", disk_id(world.folder / "c"), "machine")
+    take_over, ran_out = world.router.take_over, asyncio.Event()
+    outlast = take_over.outlast
+
+    async def waiting(node_id: str) -> None:
+        await ran_out.wait()
+        await outlast(node_id)
+
+    take_over.outlast = waiting  # type: ignore[method-assign]
+    called = asyncio.create_task(world.stored("alice"))
+
+    def stand_ready() -> bool:
+        views = {view.node_id: view.idle for view in world.router.pool.views()}
+        return views.keys() == {"a", "c"} and all(views.values())
+
+    await until(stand_ready, "an actor on each node that is left")
+    starts = world.cluster.starts
+    ran_out.set()
+    assert await called == ["m0"]
+    assert world.cluster.starts == starts

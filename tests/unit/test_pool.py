@@ -140,6 +140,38 @@ async def test_warm_actors_stand_ready_within_the_bound(rigs: Any) -> None:
     assert rig.cluster.starts == 3
 
 
+async def test_actors_that_are_expected_stand_ready_on_all_nodes_together(rigs: Any) -> None:
+    rig = await rigs(nodes=2, warm_actors=1, max_active=3)
+    for name in rig.cluster.roots:
+        rig.pool.set_disk(name, f"disk of {name}", "machine")
+
+    def idle() -> list[int]:
+        return [view.idle for view in rig.pool.views()]
+
+    with contextlib.ExitStack() as held:
+        held.enter_context(rig.pool.expecting(1))
+        await until(lambda: idle() == [2, 2])
+        for _ in range(9):
+            held.enter_context(rig.pool.expecting(1))
+        await until(lambda: idle() == [3, 3])
+        await until(lambda: not rig.pool._refilling)
+    assert rig.cluster.starts == 6
+    await asyncio.gather(*(rig.pool.acquire(f"c{i}", ANY, 5) for i in range(6)))
+    assert rig.cluster.starts == 6
+
+
+async def test_actors_that_are_expected_start_a_few_at_a_time(rigs: Any) -> None:
+    rig = await rigs(max_active=9)
+    rig.pool.set_disk("node-0", "disk", "machine")
+    rig.cluster.start_delay_s = 0.1
+    most = 0
+    with rig.pool.expecting(6):
+        while sum(view.idle for view in rig.pool.views()) < 6:
+            most = max(most, *(view.processes - view.idle for view in rig.pool.views()))
+            await asyncio.sleep(0.01)
+    assert most == 2, "half of the node's cores"
+
+
 async def test_an_idle_conversation_makes_the_next_warm_actor(rigs: Any) -> None:
     rig = await rigs(warm_actors=1, max_active=10)
     rig.evictable.append(await rig.pool.acquire("old", ANY, 5))
