@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import ray
 
@@ -32,6 +34,7 @@ class RouterResolver:
         self._namespace, self._call_timeout_s = namespace, call_timeout_s
         self.bounds, self.shards = bounds or Bounds(), shards
         self._routers: dict[int, Any] = {}
+        self._actors: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
     def __reduce__(self) -> tuple[Any, ...]:
         known = (self._namespace, self._call_timeout_s, self.bounds, self.shards)
@@ -48,7 +51,7 @@ class RouterResolver:
         found: Address = await self.ask(
             lambda router: router.resolve.remote(name, epoch), shard_of(name, self.shards)
         )
-        return found
+        return self._shared(found)
 
     async def succession(self, name: str, epoch: int, wait_s: float) -> Succession | None:
         """Wait for a later activation; see `Router.succession`."""
@@ -56,7 +59,16 @@ class RouterResolver:
             lambda router: router.succession.remote(name, epoch, wait_s),
             shard_of(name, self.shards),
         )
-        return found
+        return found and found._replace(address=self._shared(found.address))
+
+    def _shared(self, found: Address) -> Address:
+        """Have all conversations that an actor served keep one handle of it: each takes 30 KB."""
+        key = hash(found.actor)
+        known = self._actors.get(key)
+        if known is None or known != found.actor:
+            self._actors[key] = found.actor
+            return found
+        return replace(found, actor=known)
 
     async def ask(self, call: Callable[[Any], Any], index: int = 0) -> Any:
         """Make one call to a router, again when it died on the way: all of them allow that.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from .measure import REPORT, Goal, Pair, seconds
 from .scale import named, own_bytes
 
 ACTIVE_MAX = 50
+CALLER = "caller"
 _numbers = itertools.count()
 
 
@@ -21,7 +23,8 @@ _numbers = itertools.count()
 async def churn(bench: Bench) -> None:
     """Touch conversations in turn, each asleep by its next turn; compare with a bare call.
 
-    Twice: first each is new, then each wakes. Every append has to succeed.
+    Twice: first each is new, then each wakes. Every append has to succeed. Memory is compared from
+    half of the turns on, when processes have filled their caches.
     """
     import ray
     from ray.util import list_named_actors
@@ -40,6 +43,8 @@ async def churn(bench: Bench) -> None:
 
     def held(title: str) -> float:
         """Return what one process of the deployment holds, on average: their number is bounded."""
+        if title == CALLER:
+            return own_bytes(os.getpid())
         found = []
         for pid in set(named(title)) - others:
             with contextlib.suppress(OSError):
@@ -56,16 +61,16 @@ async def churn(bench: Bench) -> None:
                     times.append(await seconds(session.append_message(supply.one())))
                     if number % 5 == 0:
                         floor.append(await seconds(bare.call.remote(payload)))
-                    if number in (2 * active, count - 1):
-                        held_at.append([held(title) for title in titles])
+                    if number in (count // 2, count - 1):
+                        held_at.append([held(title) for title in (*titles, CALLER)])
                 took = time.perf_counter() - began
                 for part in (0.5, 0.99):
                     pair = Pair(_quantile(times, part), _quantile(floor, part))
                     bench.add(f"churn, {kind}, append, p{100 * part:.0f}", pair, "s", REPORT)
                 bench.report(f"churn, {kind}, in turn", count / took, "/s")
                 flat = Goal("flat", ratio_max=1.15)
-                for who, after, before in zip(titles, held_at[1], held_at[0], strict=True):
-                    title = f"churn, {kind}, memory of a {who} after {count:,}, to {2 * active:,}"
+                for who, before, after in zip((*titles, CALLER), *held_at, strict=True):
+                    title = f"churn, {kind}, memory of a {who} after {count:,}, to {count // 2:,}"
                     bench.add(title, Pair(after, before), "B", flat)
             (node,) = [n for n in await client.nodes() if n.active or n.idle]
             assert node.active + node.idle <= active
