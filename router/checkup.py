@@ -448,14 +448,14 @@ def _judge_replicas(deployment: Deployment) -> list[Finding]:
     serving = {node.node_id for node in deployment.known if node.active}
     found = [
         Finding(
-            "fault",
+            "fault" if node.node_id in serving else "warning",
             "replicas",
             _name(node),
             node.replica_error,
             "see what Ray's log of its agent says; writes wait or go without a replica meanwhile",
         )
         for node in deployment.nodes
-        if node.replica_error and node.node_id in serving
+        if node.replica_error
     ]
     lags = {info.name: info.replica_lag_s or 0.0 for info in deployment.active}
     behind = sorted(name for name, lag_s in lags.items() if lag_s > LAG_WARNING_S)

@@ -277,7 +277,6 @@ class Client:
             StorageError when the replica cannot be restored.
         Cost: reads the replica and the conversation once, where that is.
         """
-        await self.info(name)
         return await compare(self._resolver, name)
 
     async def back_up(
@@ -294,12 +293,13 @@ class Client:
         that holds an earlier backup gets the new copies in their place, each whole or not at all.
 
         Args:
-            names: None: every conversation there is.
+            names: None: every conversation there is. What cannot be copied, or is not there, is
+                in the report's `failed`; the others are copied all the same.
             progress: called with how many are done, and the name.
         Raises: StorageError when the folder cannot be written.
         """
         chosen = names if names is not None else await self.list()
-        return await back_up(self._resolver, Path(folder), chosen, progress)
+        return await back_up(self._resolver, Path(folder), chosen, progress, listed=names is None)
 
     # ------------------------------------------------------------------------------- nodes
 

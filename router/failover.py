@@ -199,6 +199,10 @@ class FailOver:
 
     async def completed(self, entry: Entry, position: int) -> None:
         """Note that a file has an owner, and up to where its line is complete; 0: not known."""
-        if position > 0 and entry.line != entry.generation:
-            await self.directory.note_line(entry.name, entry.epoch, position)
+        if entry.line != entry.generation:
+            if position > 0:
+                await self.directory.note_line(entry.name, entry.epoch, position)
+            elif not self.directory.replicas_follow:
+                # Its first copy takes long: `keeping` asks how far it has come.
+                await self.directory.note_copying(entry.name, entry.epoch)
         self.keeping.start()

@@ -43,6 +43,8 @@ class ReplicatedDirectory(Directory):
     def replicate(self, spec: ReplicaSpec, line: int, keep: Keep, pending: str | None) -> None:
         """Have this file copied as well, and note from now on which replicas are spent.
 
+        Nothing waits for its replica until `hold_back`.
+
         Args: `line` is the number of the replica that `spec` tells of, `pending` what has to be
             done until `settled`.
         """
@@ -53,6 +55,11 @@ class ReplicatedDirectory(Directory):
         if pending == COPY_PENDING:
             self._storage.transaction(self._forget_lines)
         self._replica.start(self._storage)
+
+    def hold_back(self) -> None:
+        """Have changes wait from now on until the replica has them, where durability says so."""
+        assert self._replica is not None
+        self._replica.hold_back(self._storage)
 
     def _forget_lines(self) -> None:
         """Note that the store may know nothing of what was written so far, or be another."""
@@ -250,6 +257,14 @@ class ReplicatedDirectory(Directory):
             return after
 
         return await self._storage.submit(op)
+
+    async def note_copying(self, name: str, epoch: int) -> None:
+        """Note that a conversation is served whose file is still copied for the first time."""
+        await self._change(
+            "UPDATE conversations SET behind_since = ?"
+            " WHERE name = ? AND epoch = ? AND behind_since = 0",
+            (self.now_ms(), check_name(name), epoch),
+        )
 
     async def find_again(
         self, name: str, *, epoch: int, generation: int, quota_bytes: int | None, created_at: int

@@ -171,6 +171,12 @@ def upkeep_failed(error: BaseException) -> None:
     log(_WARNING, "upkeep.failed", error=error)
 
 
+def replica_kept(name: str, error: BaseException) -> None:
+    """Note that a replica which nobody needs any more could not be removed; it is tried again."""
+    meters.ERRORS.inc(type(error).__name__)
+    log(_WARNING, "replica.kept", conversation=name, error=error)
+
+
 # ---------------------------------------------------------------------------------- leases
 
 

@@ -47,9 +47,19 @@ class RouterResolver:
 
     async def resolve(self, name: str, failed: Address | None) -> Address:
         """Return the conversation's owner; see `Router.resolve`."""
+        return await self._resolve(name, failed, create=True)
+
+    async def find(self, name: str, failed: Address | None) -> Address:
+        """Return the owner of a conversation that there is.
+
+        Raises: ConversationNotFoundError, and nothing is made.
+        """
+        return await self._resolve(name, failed, create=False)
+
+    async def _resolve(self, name: str, failed: Address | None, *, create: bool) -> Address:
         epoch = None if failed is None else failed.epoch
         found: Address = await self.ask(
-            lambda router: router.resolve.remote(name, epoch), shard_of(name, self.shards)
+            lambda router: router.resolve.remote(name, epoch, create), shard_of(name, self.shards)
         )
         return self._shared(found)
 

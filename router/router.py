@@ -122,6 +122,7 @@ class Router:
         self.sweeping = Sweeping(directory, self.pool, self.now)
         self._activated = asyncio.Event()
         self.failover = None if replicas is None else FailOver(self, replicas, self.now)
+        self._confirm_s = 0.0 if replicas is None else settings.replica_timeout_s
 
     # ------------------------------------------------------------------------------ leases
 
@@ -141,23 +142,25 @@ class Router:
 
     # -------------------------------------------------------------------------- resolution
 
-    async def resolve(self, name: str, failed_epoch: int | None = None) -> Address:
+    async def resolve(self, name: str, failed: int | None = None, create: bool = True) -> Address:
         """Return the owner's address, activating the conversation if nobody serves it.
 
-        Args: `failed_epoch` is that of an address which did not work for the caller.
+        Args: `failed` is that of an address which did not work for the caller.
         Raises: ValueError for a bad name; NoCapacityError; StorageError; what the hosted class
-            raised at its start.
+            raised at its start; ConversationNotFoundError without `create`.
         """
         check_name(name)
         serving = self._serving.get(name)
-        if serving is not None and await self._serves(serving, failed_epoch):
+        if serving is not None and await self._serves(serving, failed):
             return serving.address
         async with self.locks.hold(name):
             serving = self._serving.get(name)
             if serving is not None:
-                if await self._serves(serving, failed_epoch):
+                if await self._serves(serving, failed):
                     return serving.address
                 await self.bury(serving)
+            if not create:
+                self.entry(name)
             return (await self.activate(name)).address
 
     def serving(self, name: str) -> Serving | None:
@@ -349,7 +352,7 @@ class Router:
             spec = self.spec_of(entry)
             try:
                 started = answer(slot.actor.activate.remote(spec))
-                position = await asyncio.wait_for(started, ACTIVATION_TIMEOUT_S)
+                position = await asyncio.wait_for(started, ACTIVATION_TIMEOUT_S + self._confirm_s)
                 if not entry.has_file:
                     await made(self.directory.note_file(entry.name, entry.epoch))
                 if self.failover is not None:
@@ -428,14 +431,15 @@ class Router:
             bounds=self.settings.bounds,
             has_file=entry.has_file,
             follow=self.following.is_followed(entry.name),
-            replica=self.replica_of(entry.name, entry.generation),
+            replica=self.replica_of(entry.name, entry.generation, entry.line),
             client_limits=self.settings.client_limits,
             term=FIRST_TERM if entry.node_id is None else self.leases.term(entry.node_id),
         )
 
-    def replica_of(self, name: str, generation: int) -> ReplicaSpec | None:
+    def replica_of(self, name: str, generation: int, line: int = 0) -> ReplicaSpec | None:
         """Return what an actor needs to replicate a conversation's file of some generation."""
-        return None if self.failover is None else self.failover.replicas.spec(name, generation)
+        kept = None if self.failover is None else self.failover.replicas
+        return None if kept is None else kept.spec(name, generation, is_new=line != generation)
 
     # ------------------------------------------------------------------------- hibernation
 

@@ -219,9 +219,9 @@ class RouterActor:
 
     # ------------------------------------------------------------------- for the handles
 
-    async def resolve(self, name: str, failed_epoch: int | None) -> Address:
+    async def resolve(self, name: str, failed_epoch: int | None, create: bool = True) -> Address:
         """See `Router.resolve`."""
-        return await (await self._started()).router.resolve(name, failed_epoch)
+        return await (await self._started()).router.resolve(name, failed_epoch, create)
 
     async def succession(self, name: str, epoch: int, wait_s: float) -> Succession | None:
         """See `Router.succession`."""

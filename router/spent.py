@@ -66,6 +66,15 @@ class SpentLines:
         )
         return [Spent(name.decode(), up_to) for name, up_to in rows]
 
+    async def postponed(self, spent: Spent, by_ms: int) -> None:
+        """Have replicas wait that could not be removed."""
+        await self._storage.submit(
+            lambda: self._storage.write(
+                "UPDATE spent_lines SET due_at = ? WHERE name = ? AND up_to = ?",
+                (self._now_ms() + by_ms, spent.name.encode(), spent.up_to),
+            )
+        )
+
     async def removed(self, spent: Spent) -> None:
         """Strike off replicas that are gone."""
         await self._storage.submit(

@@ -10,8 +10,9 @@ import contextlib
 from collections.abc import Awaitable
 from typing import Final
 
-from sessions_actor.replica import forget_file
+from sessions_actor.replica import FIRST_COPY_TIMEOUT_S, forget_file
 
+from . import reports
 from .cluster import Slot, answer
 from .directory import Entry, State
 from .locks import NameLocks
@@ -21,6 +22,8 @@ from .replication.chores import COPY_TIMEOUT_S, complete_step, copy_asleep
 from .replication.replicas import Record, Replicas
 
 CLOSE_PATIENCE_S: Final = 5.0
+# When a replica that could not be removed is tried again.
+RETRY_MS: Final = 600_000
 # Sleeping files that are copied at a time.
 COPIES_MAX: Final = 4
 
@@ -86,11 +89,17 @@ class StoreKeeping:
     async def remove_spent(self) -> None:
         """Remove replicas that have been kept long enough.
 
+        One that cannot be removed is told of and waits, so that it keeps no other.
         Raises: OSError, StorageError when that is not possible now.
         """
         spent = self._directory.spent
         for one in spent.due() if self._replicas.base.listed else ():
-            await self._replicas.remove(one.name, one.up_to)
+            try:
+                await self._replicas.remove(one.name, one.up_to)
+            except Exception as error:
+                reports.replica_kept(one.name, error)
+                await spent.postponed(one, RETRY_MS)
+                raise
             await spent.removed(one)
 
     async def copy_asleep(self) -> None:
@@ -136,9 +145,11 @@ class StoreKeeping:
         await self._directory.caught_up(entry.name, entry.epoch, position)
 
     async def _copied_by(self, slot: Slot, entry: Entry) -> int:
-        replica = self._replicas.spec(entry.name, entry.generation)
+        is_new = entry.line != entry.generation
+        replica = self._replicas.spec(entry.name, entry.generation, is_new=is_new)
         asked = answer(slot.actor.chore.remote(copy_asleep, entry.file, replica))
-        return await asyncio.wait_for(asked, 2 * COPY_TIMEOUT_S)
+        limit_s = FIRST_COPY_TIMEOUT_S if is_new else COPY_TIMEOUT_S
+        return await asyncio.wait_for(asked, limit_s + COPY_TIMEOUT_S)
 
     async def _copy_file(self, entry: Entry) -> None:
         slot = self._pool.slot_on_disk(entry.disk_id)

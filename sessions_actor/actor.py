@@ -293,12 +293,17 @@ class ConversationActor:
             hosted = self._hosting(name, epoch)
             if idle_s is None:
                 await hosted.seal(patience_s)
-            elif self._site is not None and self._site.in_use:
+            elif self._is_in_use(hosted):
                 return Refusal(0.0)
             elif not await hosted.yield_if_idle(idle_s=idle_s, resident_s=resident_s):
                 return Refusal(hosted.idle_s)
             hosted.storage.thaw()  # after a move that was given up: its end may write
             return await self._end(hosted)
+
+    def _is_in_use(self, hosted: Hosted) -> bool:
+        """Say whether something would have to begin anew that is done for nobody's call."""
+        is_copied = hosted.replica is not None and hosted.replica.is_copying
+        return is_copied or (self._site is not None and self._site.in_use)
 
     async def _end(self, hosted: Hosted) -> Ended:
         assert self._spec is not None

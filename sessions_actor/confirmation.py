@@ -21,6 +21,7 @@ from .errors import ReplicaUnavailableError, SessionsActorError
 RETRY_FIRST_S: Final = 0.02
 RETRY_MAX_S: Final = 0.5
 TRIES_MIN: Final = 4
+NO_ANSWER: Final = "no answer yet"
 
 assert RETRY_FIRST_S <= RETRY_MAX_S
 
@@ -40,16 +41,18 @@ class _Group:
 class Confirmation:
     """Gathers committed groups and has them confirmed; see the module.
 
-    Args: `confirm` may raise anything: it is tried again. What is there at the start counts as
-        not confirmed.
+    Args:
+        confirm: may raise anything: it is tried again. What is there at the start counts as not
+            confirmed.
+        reason: what is told to those who wait too long before anything failed.
     """
 
-    def __init__(self, confirm: Confirm, timeout_s: float) -> None:
+    def __init__(self, confirm: Confirm, timeout_s: float, reason: str = NO_ANSWER) -> None:
         self._confirm, self._timeout_s = confirm, timeout_s
         self._committed, self._confirmed = 1, 0
         self._groups: list[_Group] = []
         self._task: asyncio.Task[None] | None = None
-        self._reason = "no answer yet"
+        self._reason = reason
         self._ended: SessionsActorError | None = None
         self._gave_up = False
         self.on_late: Callable[[], object] = lambda: None

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Generic, TypeVar
 
 from .durable_object import DurableObject, ObjectState
-from .errors import StaleEpochError
+from .errors import ReplicaUnavailableError, StaleEpochError
 from .limits import QUOTA_BYTES_DEFAULT
 from .names import check_name
 from .replica import Replica, ReplicaSpec
@@ -91,11 +91,25 @@ class Activation(Generic[Host]):
                 await host.installed_lifecycle.start()
             else:
                 await host.on_start()
-            await storage.durable()
+            await self._confirmed(storage)
         except BaseException:
             await self.close()
             raise
         return host
+
+    async def _confirmed(self, storage: Storage) -> None:
+        """Wait until the start is durable.
+
+        One whose first copy takes long serves meanwhile: who gave it up would begin it anew. Its
+        calls wait for the copy, which no acknowledgement comes before.
+        """
+        if self._replica is not None:
+            self._replica.hold_back(storage)
+        try:
+            await storage.durable()
+        except ReplicaUnavailableError:
+            if self._replica is None or not self._replica.is_copying:
+                raise
 
     def _take_ownership(self, storage: Storage) -> int:
         """Stamp name, epoch and, in a new file, its birth; write nothing that is there already."""

@@ -7,6 +7,8 @@ Rules:
   daemon goes on where the replica ends.
 - At `REPLICATED` an acknowledgement waits for the sync (see `confirmation`). At `ASYNC` a sync
   follows each commit within `ASYNC_DELAY_S`, and nobody waits for it.
+- The first sync of a new line copies the whole file. It has the time that takes, and is not begun
+  anew while the file is open: who waits meanwhile is told after `timeout_s`, as ever.
 
 What it does not do: start the daemon, choose where replicas lie, or restore from them.
 """
@@ -29,7 +31,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from . import meters
-from .confirmation import Confirmation
+from .confirmation import NO_ANSWER, Confirmation
 from .database_file import engine_folder, trim_engine_folder
 from .errors import ReplicaUnavailableError
 from .logs import log
@@ -38,6 +40,8 @@ from .storage import Storage
 # How long writes gather before an asynchronous sync; with the sync itself, well below a second.
 ASYNC_DELAY_S: Final = 0.2
 RETRY_S: Final = 0.5
+# How long the daemon may take for the first copy of a file, whole.
+FIRST_COPY_TIMEOUT_S: Final = 3600.0
 # Between two requests to copy what was committed while the one before was carried out.
 BEHIND_PAUSE_S: Final = 0.02
 # How long a request may go unanswered beyond the time that the daemon was given.
@@ -48,6 +52,8 @@ NOT_FOUND: Final = (404, 409)
 
 # What the daemon says when the files are gone or damaged in which it keeps what it has read.
 _STATE_LOST: Final = re.compile(r"no such file|corrupt|invalid|EOF", re.I)
+
+FIRST_COPY: Final = "its first copy, of the whole file, is under way"
 
 SOCKET_FILE: Final = "replication.sock"
 # What the kernel takes as the path of a socket, on every system we run on.
@@ -72,7 +78,8 @@ class ReplicaSpec:
     """Where the replica of one file lies, and what its writes wait for, at most `timeout_s`.
 
     `socket` is the daemon's; empty: that of the disk the file is on. `mark` is a file that is there
-    where the replica's folder is mounted; empty: there is none to look for.
+    where the replica's folder is mounted; empty: there is none to look for. `is_new` says that the
+    replica may hold nothing of the file yet.
     """
 
     url: str
@@ -80,6 +87,7 @@ class ReplicaSpec:
     timeout_s: float
     socket: str = ""
     mark: str = ""
+    is_new: bool = False
 
 
 def socket_path(root: Path) -> str:
@@ -235,22 +243,37 @@ class Replica:
         return self._position
 
     @property
+    def is_copying(self) -> bool:
+        """Whether the first copy of the whole file is under way, and nothing failed so far."""
+        return self._is_first and self._syncing.locked() and not self._is_unreachable
+
+    @property
+    def _is_first(self) -> bool:
+        return self._spec.is_new and self._position == 0
+
+    @property
     def lag_s(self) -> float:
         """For how long the replica has lacked something that is committed; 0 when it lacks none."""
         since = self._behind_since
         return 0.0 if since is None else time.monotonic() - since
 
     def start(self, storage: Storage) -> None:
-        """Have the open file copied from now on; its writes wait as its durability demands."""
-        spec = self._spec
+        """Have the open file copied from now on."""
         storage.on_commit(self._committed)
+        storage.replicate(None)
+        self._committed()
+
+    def hold_back(self, storage: Storage) -> None:
+        """Have what is asked from now on wait for what is there, and for writes, to be copied.
+
+        Nobody is given anything before this; it does nothing where durability demands nothing.
+        """
+        spec = self._spec
         if spec.durability is Durability.REPLICATED:
-            self._confirmation = Confirmation(self.sync, spec.timeout_s)
+            reason = FIRST_COPY if spec.is_new else NO_ANSWER
+            self._confirmation = Confirmation(self.sync, spec.timeout_s, reason)
+            storage.flush()
             storage.replicate(self._confirmation)
-            self._behind_since = time.monotonic()
-        else:
-            storage.replicate(None)
-            self._committed()
 
     async def sync(self) -> None:
         """Bring the replica up to what is committed now.
@@ -281,8 +304,8 @@ class Replica:
             # would go on with it whatever it is told now.
             await self._let_go()
             self._is_ours = True
-        seconds = math.ceil(self._spec.timeout_s)
-        order = {"path": self._path, "wait": True, "timeout": seconds}
+        limit_s = FIRST_COPY_TIMEOUT_S if self._is_first else self._spec.timeout_s
+        order = {"path": self._path, "wait": True, "timeout": math.ceil(limit_s)}
         try:
             answer = await self._order("/sync", order)
         except ReplicaUnavailableError as error:
@@ -291,7 +314,7 @@ class Replica:
             await self._start_over()
             answer = await self._order("/sync", order)
         # Commits go on meanwhile: the daemon counts those, and has copied what it began with.
-        wanted, deadline = answer.get("txid", 0), time.monotonic() + self._spec.timeout_s
+        wanted, deadline = answer.get("txid", 0), time.monotonic() + limit_s
         while answer.get("replicated_txid", 0) < wanted:
             if time.monotonic() >= deadline:
                 raise ReplicaUnavailableError("the replica is behind after a sync", 0.0)
@@ -407,7 +430,7 @@ class Replica:
         return await self._ask("/register", known)
 
     async def _ask(self, target: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        limit = math.ceil(self._spec.timeout_s) + GRACE_S
+        limit = max(math.ceil(self._spec.timeout_s), body.get("timeout", 0)) + GRACE_S
         try:
             return await self._socket.ask("POST", target, body, timeout_s=limit)
         except TimeoutError:

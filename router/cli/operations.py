@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.text import Text
 
-from sessions_actor.errors import SessionsActorError
-
 from ..render import clean, count, facts, size, table
 from .deployment import FAILED, PARTLY, UNSOUND, Deployment, command, infos
 
@@ -147,7 +145,7 @@ async def _each(
         async with slots:
             try:
                 results[name] = await work(name)
-            except (SessionsActorError, TimeoutError) as error:
+            except Exception as error:  # whatever is wrong with one, the others go on
                 failures[name] = str(error) or type(error).__name__
             done(len(results) + len(failures))
 

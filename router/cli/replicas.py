@@ -106,9 +106,11 @@ async def backup(
     """
     out = deployment.output
     async with deployment.connect() as client:
-        chosen = names or [name async for name in client.list()]
-        with out.progress("Copying", len(chosen)) as bar:
-            report = await client.back_up(folder, chosen, progress=lambda done, _: bar.at(done))
+        total = len(names or [name async for name in client.list()])
+        with out.progress("Copying", total) as bar:
+            report = await client.back_up(
+                folder, names or None, progress=lambda done, _: bar.at(done)
+            )
     out.json(report)
     for name, reason in sorted(report.failed.items()):
         out.warn(f"{name}: {reason}")

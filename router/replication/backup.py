@@ -12,16 +12,11 @@ import os
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
-from sessions_actor.channel import Address, Resolver
+from sessions_actor.channel import Address
 from sessions_actor.database_file import make_parent, private, sync_folder
-from sessions_actor.errors import (
-    ConversationNotFoundError,
-    SessionsActorError,
-    StaleEpochError,
-    StorageError,
-)
+from sessions_actor.errors import ConversationNotFoundError, StaleEpochError, StorageError
 from sessions_actor.names import file_stem
 from sessions_actor.retry import is_lost
 
@@ -45,20 +40,35 @@ LIST_FILE: Final = "backup.jsonl"
 Progress = Callable[[int, str], object]
 
 
-async def compare(resolver: Resolver, name: str) -> list[str]:
+class Finder(Protocol):
+    """Finds owners of conversations that there are, and makes none."""
+
+    async def find(self, name: str, failed: Address | None) -> Address:
+        """See `RouterResolver.find`."""
+
+
+async def compare(finder: Finder, name: str) -> list[str]:
     """Have a conversation's owner compare its replica with its file; list what differs."""
 
     async def ask(owner: Address) -> list[str]:
         found: list[str] = await _step(owner, compare_step)
         return found
 
-    return await _at_owner(resolver, name, ask)
+    return await _at_owner(finder, name, ask)
 
 
 async def back_up(
-    resolver: Resolver, folder: Path, names: Iterable[str], progress: Progress | None
+    finder: Finder,
+    folder: Path,
+    names: Iterable[str],
+    progress: Progress | None,
+    *,
+    listed: bool = False,
 ) -> BackupReport:
-    """Copy conversations to a folder; see `Client.back_up`."""
+    """Copy conversations to a folder; see `Client.back_up`.
+
+    Args: `listed` says that the names are all that there were: one that is gone was deleted since.
+    """
     try:
         make_parent(str(folder))
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -71,10 +81,10 @@ async def back_up(
     async def one(name: str) -> None:
         async with room:
             try:
-                lines.append(await _copy(resolver, folder, name))
-            except (SessionsActorError, TimeoutError) as error:
-                if not isinstance(error, ConversationNotFoundError):  # deleted meanwhile
-                    failed[name] = str(error)
+                lines.append(await _copy(finder, folder, name))
+            except Exception as error:  # whatever is wrong with one, the others are copied
+                if not (listed and isinstance(error, ConversationNotFoundError)):
+                    failed[name] = str(error) or type(error).__name__
             if progress is not None:
                 progress(len(lines) + len(failed), name)
 
@@ -87,7 +97,7 @@ async def back_up(
     return BackupReport(str(folder), len(lines), sum(line["bytes"] for line in lines), failed)
 
 
-async def _copy(resolver: Resolver, folder: Path, name: str) -> dict[str, Any]:
+async def _copy(finder: Finder, folder: Path, name: str) -> dict[str, Any]:
     """Copy one conversation; returns its line of the list."""
     file = f"{file_stem(name)}.sqlite"
     target = folder / file
@@ -101,7 +111,7 @@ async def _copy(resolver: Resolver, folder: Path, name: str) -> dict[str, Any]:
                 await _step(owner, end_copy_step, copied.key)
         return copied
 
-    copied = await _at_owner(resolver, name, ask)
+    copied = await _at_owner(finder, name, ask)
     return {"name": name, "file": file, "bytes": copied.bytes, "sha256": copied.sha256}
 
 
@@ -136,11 +146,11 @@ async def _fetch(owner: Address, copied: Copied, target: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
-async def _at_owner(resolver: Resolver, name: str, ask: Callable[[Address], Awaitable[T]]) -> T:
+async def _at_owner(finder: Finder, name: str, ask: Callable[[Address], Awaitable[T]]) -> T:
     """Ask a conversation's owner, and the next one when it is gone meanwhile."""
     failed: Address | None = None
     for _ in range(TRIES_MAX):
-        owner = await resolver.resolve(name, failed)
+        owner = await finder.find(name, failed)
         try:
             return await ask(owner)
         except Exception as error:

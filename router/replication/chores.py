@@ -191,7 +191,7 @@ async def copy_step(site: ReplicatedSite) -> Copied:
     """
     await site.storage.durable()
     try:
-        scratch = Scratch(Path(site.storage.path))
+        scratch = Scratch(Path(site.storage.path), _size(site.storage))
     except OSError as error:
         raise StorageError(site.storage.path, f"cannot be copied: {error}") from error
     key = scratch.path.name
@@ -259,7 +259,7 @@ async def compare_step(site: ReplicatedSite) -> list[str]:
     seen, position = await _quiet_moment(storage, replica)
     ours = asyncio.create_task(asyncio.to_thread(_digest_and_close, seen))
     try:
-        theirs = await _digest_replica(replica.url, position, Path(storage.path))
+        theirs = await _digest_replica(replica.url, position, storage)
     finally:
         expected = await ours
     return [
@@ -269,13 +269,18 @@ async def compare_step(site: ReplicatedSite) -> list[str]:
     ]
 
 
-async def _digest_replica(url: str, position: int, beside: Path) -> dict[str, Any]:
-    scratch = Scratch(beside)
+async def _digest_replica(url: str, position: int, storage: Storage) -> dict[str, Any]:
+    scratch = Scratch(Path(storage.path), _size(storage))
     try:
         await restore(url, scratch.path, up_to=position, thorough=True)
         return await asyncio.to_thread(_digest_file, scratch.path)
     finally:
         await asyncio.to_thread(scratch.close)
+
+
+def _size(storage: Storage) -> int:
+    """Return how large a copy of an open file becomes."""
+    return int(storage.connection.pragma("page_count") * storage.connection.pragma("page_size"))
 
 
 async def _quiet_moment(storage: Storage, replica: Replica) -> tuple[apsw.Connection, int]:

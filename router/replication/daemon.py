@@ -92,17 +92,27 @@ class Daemon:
         return None if self._process is None else self._process.pid
 
     async def run(self) -> None:
-        """Keep the daemon running until cancelled, then end it."""
+        """Keep the daemon running until cancelled, then end it.
+
+        A disk that refuses is tried again: its conversations fail with ReplicaUnavailableError
+        meanwhile, and `doctor` tells of it.
+        """
         clock = asyncio.get_running_loop().time
-        pause_s = RESTART_FIRST_S
+        pause_s, told = RESTART_FIRST_S, ""
         while True:
-            lock = await self._lock()
             began = clock()
             try:
-                await self._run_once(lock)
-            finally:
-                os.close(lock)
-            pause_s = RESTART_FIRST_S if clock() - began >= RAN_WELL_S else pause_s
+                lock = await self._lock()
+                try:
+                    await self._run_once(lock)
+                finally:
+                    os.close(lock)
+            except (StorageError, OSError) as error:
+                if str(error) != told:
+                    log(logging.ERROR, "replication.failed", error=error)
+                told = str(error)
+            if clock() - began >= RAN_WELL_S:
+                pause_s, told = RESTART_FIRST_S, ""
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, RESTART_MAX_S)
 
@@ -176,8 +186,8 @@ class Daemon:
 def keep_running(root: Path, terms: DaemonTerms) -> None:
     """Keep a disk's daemon running for ever, for a thread of its own.
 
-    A node whose engine is missing, or whose disk refuses, goes on without: its activations fail
-    with ReplicaUnavailableError, `doctor` tells why, and it is tried again.
+    A node whose engine is missing goes on without: its activations fail with
+    ReplicaUnavailableError, `doctor` tells why, and it is tried again.
     """
     told = ""
     while True:

@@ -15,7 +15,7 @@ What it does not do: run, or serve anybody.
 import asyncio
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -87,7 +87,10 @@ async def begin(
 
     Raises: as `rebuild`; ReplicaUnavailableError when a line that is new cannot be copied.
     """
-    spec = replicas.spec_of(str(directory_url(replicas.base, found.line)), socket_path(root))
+    spec = replace(
+        replicas.spec_of(str(directory_url(replicas.base, found.line)), socket_path(root)),
+        is_new=found.pending is not None,
+    )
     directory.replicate(spec, found.line, replicas.keep, found.pending)
     if found.pending is Pending.SKIP:
         await directory.skip_ahead()
@@ -95,6 +98,7 @@ async def begin(
         await rebuild(root, directory, replicas)
     if found.pending is not None:
         await directory.settled()
+    directory.hold_back()
 
 
 async def rebuild(root: Path, directory: ReplicatedDirectory, replicas: Replicas) -> None:

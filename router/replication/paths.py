@@ -67,6 +67,10 @@ class ReplicaUrl:
         if odd:
             raise ValueError(f"the path of a replica_url holds {odd!r}: letters, digits and"
                              f" {PATH_MARKS} mean the same to every store")  # fmt: skip
+        folders = parts.path[1:].removesuffix("/")
+        if folders and not {"", ".", ".."}.isdisjoint(folders.split("/")):
+            raise ValueError("the path of a replica_url holds '//', '.' or '..', which stores do"
+                             " not read alike: write it without")  # fmt: skip
         if any(option in parse_qs(parts.query) for option in SECRET_OPTIONS):
             raise ValueError("replica_url holds no keys; they come from the environment of the"
                              " nodes (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)")  # fmt: skip

@@ -15,7 +15,7 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Final
 
@@ -149,9 +149,9 @@ class Replicas:
         self.objects.put(key, b"Nodes that lack this file write no replicas here.\n")
         return key
 
-    def spec(self, name: str, generation: int) -> ReplicaSpec:
+    def spec(self, name: str, generation: int, *, is_new: bool) -> ReplicaSpec:
         """Return what an activation needs to know of its file's replica."""
-        return self.spec_of(self.url(name, generation))
+        return replace(self.spec_of(self.url(name, generation)), is_new=is_new)
 
     def spec_of(self, url: str, socket: str = "") -> ReplicaSpec:
         """Return what whoever has a file open needs to know of its replica."""

@@ -69,8 +69,8 @@ async def restore(
         if up_to is not None:
             moment = ["-txid", f"{up_to:016x}"]
         position = await _run(url, draft, moment, at, "full" if thorough else "quick")
-        restored = _look(draft, target, position)
-        _put_in_place(draft, target)
+        restored = await asyncio.to_thread(_look, draft, target, position)
+        await asyncio.to_thread(_put_in_place, draft, target)
     finally:
         remove_draft(target)
     return restored

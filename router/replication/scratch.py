@@ -5,15 +5,19 @@ was killed; the node's agent removes it at its start.
 """
 
 import contextlib
+import shutil
 import uuid
 from pathlib import Path
 from typing import Final
 
 from sessions_actor.database_file import FileLock
 from sessions_actor.errors import StorageError
+from sessions_actor.limits import MIB
 
 _FOLDER: Final = "scratch"
 _SUFFIX: Final = ".sqlite"
+# What is left free on the disk for those who are served.
+SPARE_BYTES: Final = 256 * MIB
 
 
 class Scratch:
@@ -21,12 +25,21 @@ class Scratch:
 
     `used_at` is whatever its user counts by.
 
+    Args: `size` is how large the file may become: the disk must have room for it and more.
     Raises: OSError, StorageError when it cannot be made.
     """
 
-    def __init__(self, beside: Path) -> None:
+    def __init__(self, beside: Path, size: int) -> None:
         folder = beside.parent / _FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+        if free < size + SPARE_BYTES:
+            needed = (size + SPARE_BYTES - free) // MIB + 1
+            raise StorageError(
+                str(folder),
+                f"{needed} MiB too few are free for a copy of {size // MIB} MiB beside what is"
+                " served; make room on that disk",
+            )
         self.path = folder / f"{uuid.uuid4().hex}{_SUFFIX}"
         self.used_at = 0.0
         self._lock = FileLock(str(self.path))

@@ -154,6 +154,21 @@ async def test_one_whose_folder_was_removed_is_started_anew(tmp_path: Path) -> N
         assert len(engines_of(root)) == 1
 
 
+async def test_a_disk_that_refuses_for_a_while_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "disk"
+    async with running(new(root)) as daemon:
+        config_file = root / module.CONFIG_FILE
+        config_file.unlink()
+        config_file.mkdir()
+        await until(lambda: "replication.failed" in caplog.text, "that is told of")
+        assert not await module.answers(daemon.socket)
+        config_file.rmdir()
+        await daemon.ready(30.0)
+        assert caplog.text.count("replication.failed") == 1
+
+
 async def test_a_node_without_the_engine_goes_on_and_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,7 +17,7 @@ from router.replication.daemon import Daemon
 from router.replication.objects import Objects
 from router.replication.paths import conversation_key, number
 from router.router import Router
-from router.store_keeping import StoreKeeping
+from router.store_keeping import RETRY_MS, StoreKeeping
 from router.upkeep import Upkeep
 from sessions_actor.disk import disk_id
 from sessions_actor.errors import StorageError
@@ -219,6 +219,43 @@ async def reserved(world: World) -> str:
     """Take the number of a line, as a move does whose row is never switched."""
     async with world.directory.making("alice", disk_id(world.folder / "a")) as generation:
         return number(generation)
+
+
+async def test_a_replica_that_cannot_be_removed_keeps_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path)
+    world.settings = world.settings.model_copy(update={"replica_delete_grace_s": 0.0})
+    await world.start()
+    try:
+        remove = world.replicas.remove
+
+        async def denied(name: str, up_to: int) -> None:
+            if name == "a":
+                raise OSError("AccessDenied")
+            await remove(name, up_to)
+
+        world.replicas.remove = denied  # type: ignore[method-assign]
+        for name in "abc":
+            await world.session(name).append_message(message("m0"))
+            await Administration(world.router).delete(name)
+        await keeping(world).write_records()
+
+        async def others_are_gone() -> bool:
+            with contextlib.suppress(OSError):
+                await keeping(world).remove_spent()
+            return world.lines("b") == world.lines("c") == []
+
+        await until(others_are_gone, "the others to be removed")
+        assert len(world.lines("a")) == 1
+        assert "replica.kept" in caplog.text
+        world.replicas.remove = remove  # type: ignore[method-assign]
+        later = world.directory.spent._now_ms() + RETRY_MS
+        world.directory.spent._now_ms = lambda: later
+        await keeping(world).remove_spent()
+        assert world.lines("a") == []
+    finally:
+        await world.stop()
 
 
 class Forgetful:

@@ -41,6 +41,9 @@ class Deployment:
     async def resolve(self, name: str, failed: Address | None) -> Address:
         return await self.router.resolve(name, None if failed is None else failed.epoch)
 
+    async def find(self, name: str, failed: Address | None) -> Address:
+        return await self.router.resolve(name, None if failed is None else failed.epoch, False)
+
     async def succession(self, name: str, epoch: int, wait_s: float) -> Any:
         return await self.router.succession(name, epoch, wait_s)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,12 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import RayTaskError
 
+from router.cli.operations import _each
 from router.replication import chores
-from router.replication.backup import back_up
+from router.replication.backup import back_up, compare
 from router.replication.chores import Copied, copy_step, end_copy_step, read_copy_step
-from router.replication.scratch import Scratch, clear_scratch
-from sessions_actor import StaleEpochError, open_object
+from router.replication.scratch import SPARE_BYTES, Scratch, clear_scratch
+from sessions_actor import (
+    ConversationNotFoundError,
+    NoCapacityError,
+    StaleEpochError,
+    StorageError,
+    open_object,
+)
 from sessions_actor.actor import Refusal
 from sessions_actor.conversation import Conversation
 
@@ -134,13 +143,65 @@ async def test_a_copy_goes_on_at_the_next_owner(life, held, world, tmp_path) -> 
     assert left(world.root) == []
 
 
+async def test_nothing_is_made_of_what_is_not_there(life, tmp_path) -> None:
+    report = await back_up(life, tmp_path / "copies", ["alice", "typo"], None)
+    assert report.conversations == 1
+    assert list(report.failed) == ["typo"]
+    assert "typo" in report.failed["typo"]
+    with pytest.raises(ConversationNotFoundError):
+        await compare(life, "typo")
+    assert life.router.directory.page() == ["alice"]
+
+
+async def test_what_is_deleted_after_it_was_listed_is_no_failure(life, tmp_path) -> None:
+    report = await back_up(life, tmp_path / "copies", ["gone", "alice"], None, listed=True)
+    assert (report.conversations, report.failed) == (1, {})
+    assert life.router.directory.page() == ["alice"]
+
+
+class Partly:
+    """Finds all but one, for which the cluster fails in a way of its own."""
+
+    def __init__(self, life: Deployment, error: Exception) -> None:
+        self._life, self._error = life, error
+
+    async def find(self, name: str, failed: Any) -> Any:
+        if name == "bad":
+            raise self._error
+        return await self._life.find(name, failed)
+
+    async def find_one(self, name: str) -> Any:
+        return await self.find(name, None)
+
+
+@pytest.mark.parametrize(
+    "error", [NoCapacityError(3), RayTaskError("f", "t", OSError()), OSError()]
+)
+async def test_one_that_cannot_be_copied_ends_no_backup(life, tmp_path, error) -> None:
+    report = await back_up(Partly(life, error), tmp_path / "copies", ["bad", "alice"], None)
+    assert (report.conversations, list(report.failed)) == (1, ["bad"])
+    assert report.failed["bad"]
+    assert (tmp_path / "copies" / "backup.jsonl").read_text().count("\n") == 1
+    found, failures = await _each(["bad", "alice"], Partly(life, error).find_one, print, at_once=2)
+    assert list(found) == ["alice"]
+    assert failures["bad"]
+
+
+async def test_a_copy_leaves_room_for_those_who_are_served(life, world, monkeypatch) -> None:
+    usage = shutil.disk_usage(world.root)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=SPARE_BYTES))
+    with pytest.raises(StorageError, match="make room"):
+        await step(life, copy_step)
+    assert left(world.root) == []
+
+
 def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     beside = tmp_path / "conversations" / "aa" / "x.sqlite"
     beside.parent.mkdir(parents=True)
     code = f"""
 import pathlib, sys
 from router.replication.scratch import Scratch
-scratch = Scratch(pathlib.Path({str(beside)!r}))
+scratch = Scratch(pathlib.Path({str(beside)!r}), 0)
 for suffix in ("", "-journal", ".restoring"):
     scratch.path.with_name(scratch.path.name + suffix).write_bytes(b"half")
 print("made", flush=True)
@@ -150,7 +211,7 @@ sys.stdin.read()
     with subprocess.Popen([sys.executable, "-c", code], **piped) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"made\n"
-        mine = Scratch(beside)
+        mine = Scratch(beside, 0)
         mine.path.write_bytes(b"mine")
         clear_scratch(tmp_path)
         assert len(left(tmp_path)) == 6, "both are worked on"

@@ -39,9 +39,13 @@ class Daemon:
                 if line.lower().startswith(b"content-length:"):
                     size = int(line.split(b":")[1])
             await reader.readexactly(size)
+            await self._until_ready(self.asked[-1])
             body = json.dumps(self._answer(self.asked[-1])).encode()
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
         writer.close()
+
+    async def _until_ready(self, target: str) -> None:
+        """Take the time that an answer takes."""
 
     def _answer(self, target: str) -> Answer:
         if target != "/sync":

@@ -44,6 +44,13 @@ def test_a_path_that_stores_would_write_in_two_ways_is_refused(url: str) -> None
         ReplicaUrl.parse(url)
 
 
+@pytest.mark.parametrize("scheme", ["file://", "s3://bucket", "gs://bucket"])
+@pytest.mark.parametrize("path", ["/a/../b", "/a/./b", "/a//b", "//a", "/..", "/.", "/a/.."])
+def test_a_path_that_stores_would_read_in_two_ways_is_refused(scheme: str, path: str) -> None:
+    with pytest.raises(ValueError, match="write it without"):
+        ReplicaUrl.parse(scheme + path)
+
+
 def test_no_two_conversations_or_generations_share_a_line() -> None:
     base = deployment_url("file:///far", "sessions")
     urls = {

@@ -29,10 +29,10 @@ class Router:
         self.resolve = self.succession = self
         self._found = found
 
-    def remote(self, name: str, _epoch: int | None, *wait: float) -> Any:
+    def remote(self, name: str, _epoch: int | None, *more: Any) -> Any:
         async def answer() -> Any:
             found = self._found(name)
-            return Succession(found, True) if wait else found
+            return Succession(found, True) if isinstance(more[0], float) else found
 
         return asyncio.ensure_future(answer())
 
