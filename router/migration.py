@@ -3,7 +3,8 @@
 A small conversation is sealed, copied and compared. A large one is copied while it is served: its
 windows first, then, in rounds, what changed meanwhile; at a moment when both ends hold the same,
 all of it is compared while the source goes on serving; then come the seal, the last changes and a
-comparison of these. So the time for which callers wait does not grow with the conversation.
+comparison of these. So the time for which callers wait does not grow with the conversation. Where
+writes wait for a replica, the target's first one is made before the seal as well.
 
 Windows go from actor to actor: the router handles references and cursors, never the rows. A copy
 that ends has been verified: row counts and content digests, table by table.
@@ -22,10 +23,12 @@ from typing import Any, Final
 from sessions_actor import transfer_steps as steps
 from sessions_actor.errors import MigrationFailedError
 from sessions_actor.limits import MIB, WINDOW_BYTES_MAX
+from sessions_actor.replica import Durability, ReplicaSpec
 from sessions_actor.sessions import schema
 from sessions_actor.transfer import Manifest, Place, TableDigest, Window
 
 from .models import MigrationPhase
+from .replication.chores import copy_ahead_step
 
 # Up to here a copy under the seal is over before anyone notices.
 SEALED_COPY_BYTES_MAX: Final = 2 * MIB
@@ -44,15 +47,28 @@ Seal = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """One side of a copy: an actor, and the epoch under which it holds the file."""
+    """One side of a copy: an actor, and the epoch under which it holds the file.
+
+    `replica` is where the file is to be copied before its conversation is served from it.
+    """
 
     actor: Any
     name: str
     epoch: int
+    file: str = ""
+    replica: ReplicaSpec | None = None
 
     async def run(self, step: Any, *args: Any) -> Any:
         """Run one step there and wait for its result."""
         return await self.actor.transfer.remote(self.name, self.epoch, step, *args)
+
+    async def replicate(self) -> None:
+        """Copy what has arrived to the replica that writes will wait for, if they will.
+
+        Raises: ReplicaUnavailableError.
+        """
+        if self.replica is not None and self.replica.durability is Durability.REPLICATED:
+            await self.run(copy_ahead_step, self.file, self.replica)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +131,7 @@ async def copy(name: str, source: End, target: End, seal: Seal, gauge: Gauge) ->
     tables = await _compare(name, source, target, manifest, live)
     keys, sent = {}, None
     if live:
+        await target.replicate()
         await _catch_up(source, target, gauge)
         gauge.enter("sealed")
         await seal()

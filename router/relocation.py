@@ -286,7 +286,7 @@ class Relocation:
 
             ends = (
                 End(source.slot.actor, source.name, source.epoch),
-                End(slot.actor, spec.name, spec.epoch),
+                End(slot.actor, spec.name, spec.epoch, spec.file, spec.replica),
             )
             copied = await self._copy(source.name, *ends, seal, gauge)
             # Its first replica is made of the whole file.

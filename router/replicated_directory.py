@@ -129,7 +129,8 @@ class ReplicatedDirectory(Directory):
         replica, self._replica = self._replica, None
         if replica is not None and self._storage.broken is None:
             self._storage.flush()
-            await replica.finish()
+            if await replica.finish():
+                self._storage.copied()
 
     @contextlib.asynccontextmanager
     async def making(self, name: str, disk_id: str) -> AsyncIterator[int]:

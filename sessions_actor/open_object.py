@@ -158,6 +158,8 @@ class Activation(Generic[Host]):
             return
         storage.flush()
         self.behind = not await replica.finish()
+        if not self.behind:
+            storage.copied()
 
 
 @asynccontextmanager

@@ -187,6 +187,13 @@ def is_state_lost(reason: str, path: str) -> bool:
     return folder in reason and _STATE_LOST.search(reason.replace(folder, "")) is not None
 
 
+def _has_log(path: str) -> bool:
+    try:
+        return os.path.getsize(f"{path}-wal") > 0
+    except OSError:
+        return False
+
+
 async def forget_file(root: Path, file: str) -> None:
     """Have the daemon of a disk let go of a file that is about to be removed, if it has it."""
     socket = socket_path(root)
@@ -303,6 +310,9 @@ class Replica:
             # An activation before this one may have named another place to the daemon, which
             # would go on with it whatever it is told now.
             await self._let_go()
+            if not _has_log(self._path):
+                # The engine compares logs: what went with one that is empty now it cannot tell.
+                shutil.rmtree(engine_folder(self._path), ignore_errors=True)
             self._is_ours = True
         limit_s = FIRST_COPY_TIMEOUT_S if self._is_first else self._spec.timeout_s
         order = {"path": self._path, "wait": True, "timeout": math.ceil(limit_s)}

@@ -114,7 +114,7 @@ class Storage:
             self._lock.release()
             raise
         self._gate = Gate(self._db, self._path, quota_bytes)
-        self._closed = self._is_replicated = False
+        self._closed = self._is_replicated = self._is_copied = False
         self.perform = self._gate.perform
         self.submit = self._gate.submit
         self.durable = self._gate.durable
@@ -210,6 +210,14 @@ class Storage:
         self._db.wal_autocheckpoint(REPLICATED_WAL_PAGES_MAX)
         if confirmation is not None:
             self._gate.confirm_with(confirmation)
+
+    def copied(self) -> None:
+        """Note that the engine has all of the log and let go of it: closing may fold it.
+
+        A log that is folded before that is a gap in the copy, which the engine does not see until
+        something is written again.
+        """
+        self._is_copied = True
 
     def translate(self, error: apsw.Error) -> Exception:
         """Return what to raise for an error met while reading through `connection`."""
@@ -424,7 +432,8 @@ class Storage:
             return True
 
     def _close_connection(self) -> None:
-        if self._gate.broken is None and not (self._is_replicated and self._is_log_short()):
+        keeps_log = self._is_replicated and (not self._is_copied or self._is_log_short())
+        if self._gate.broken is None and not keeps_log:
             # Not needed for durability: a reader from outside may keep us from it, and then the
             # next opener does it.
             self._db.set_busy_timeout(0)

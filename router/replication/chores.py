@@ -137,12 +137,13 @@ async def copy_asleep(root: Path, file: str, replica: ReplicaSpec) -> int:
     Returns: the transaction up to which it is complete; 0 when the file is not there.
     Raises: ReplicaUnavailableError.
     """
-    path = root / file
-    if not path.exists():
-        return 0
+    return await _copied(root, file, replica) if (root / file).exists() else 0
+
+
+async def _copied(root: Path, file: str, replica: ReplicaSpec) -> int:
     timeout_s = max(replica.timeout_s, COPY_TIMEOUT_S)
     here = dataclasses.replace(replica, socket=socket_path(root), timeout_s=timeout_s)
-    copy = Replica(str(path), here)
+    copy = Replica(str(root / file), here)
     try:
         await copy.sync()
     finally:
@@ -179,6 +180,20 @@ async def complete_step(site: ReplicatedSite) -> int:
     await site.storage.durable()
     await site.replica.sync()
     return site.replica.position
+
+
+async def copy_ahead_step(site: ReplicatedSite, file: str, replica: ReplicaSpec) -> None:
+    """Copy what a target has received to its replica, while its source still serves.
+
+    From now on the log is the daemon's to read: the file's closing leaves it.
+
+    Args: `file` is the path below the storage root.
+    Raises: ReplicaUnavailableError.
+    """
+    root = Path(site.storage.path.removesuffix(file))
+    site.storage.replicate(None)
+    await site.storage.durable()
+    await _copied(root, file, replica)
 
 
 async def copy_step(site: ReplicatedSite) -> Copied:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from router.replication.chores import Source, bring_back
+from router.replication.chores import Source, bring_back, copy_asleep
 from router.replication.daemon import Daemon
 from router.replication.restore import (
     check_restored,
@@ -29,7 +29,7 @@ from sessions_actor.errors import (
     StorageError,
 )
 from sessions_actor.open_object import Activation
-from sessions_actor.replica import Durability, ReplicaSpec, is_state_lost, socket_path
+from sessions_actor.replica import Durability, Replica, ReplicaSpec, is_state_lost, socket_path
 from tests.cluster.conftest import message, until
 from tests.fault.alerts import Here, watching
 
@@ -404,6 +404,59 @@ async def test_a_node_that_lacks_the_share_does_not_say_that_the_replica_is_gone
         await bring_back(root, "alice.2.sqlite", "alice", None, [source])
     (place.folder / "away").rename(place.folder / "far")
     assert await bring_back(root, "alice.2.sqlite", "alice", None, [source]) is not None
+
+
+@pytest.mark.parametrize("many", [False, True])
+async def test_what_was_never_synced_reaches_the_replica_of_a_file_that_nobody_writes_to_again(
+    daemon: Daemon, place: Place, monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
+    """Its owner could not bring it up to date at its end, and the daemon still has the file."""
+    alice = place.activation(1, Durability.ASYNC)
+    await alice.start()
+    await append(alice, "m0")
+    assert alice.replica is not None
+    await alice.replica.sync()
+
+    async def in_vain(self: Replica) -> bool:
+        self.abandon()
+        return False
+
+    ids = ["m1", "m2"]
+    with monkeypatch.context() as outage:
+        outage.setattr(Replica, "sync", in_vain)
+        outage.setattr(Replica, "finish", in_vain)
+        if many:  # its log is longer than the file, which has pages to use again
+            ids = [f"m{number}" for number in range(1, 300)]
+        await append(alice, *ids)
+        await alice.close()
+    assert alice.behind
+    spec = ReplicaSpec(place.url, Durability.ASYNC, 20.0)
+    file = str(place.file.relative_to(place.disk))
+    assert await copy_asleep(place.disk, file, spec) > 0
+    assert await place.texts() == ["m0", *ids]
+
+
+@pytest.mark.parametrize("emptied", ["folded", "cut", "removed"])
+async def test_a_log_that_is_gone_has_the_file_copied_whole(
+    daemon: Daemon, place: Place, emptied: str
+) -> None:
+    """Somebody else opened the file between two activations, or it was served without replicas."""
+    alice = place.activation(1)
+    await alice.start()
+    await append(alice, "m0")
+    assert alice.replica is not None
+    alice.replica.abandon()
+    await alice.close()
+    async with open_object(Conversation, name="alice", path=place.file) as plain:
+        await plain.session.append_message(message("m1"))
+    log = place.file.with_name(place.file.name + "-wal")
+    if emptied == "cut":
+        log.touch()
+    elif emptied == "removed":
+        log.unlink(missing_ok=True)
+    spec = ReplicaSpec(place.url, Durability.ASYNC, 20.0)
+    assert await copy_asleep(place.disk, str(place.file.relative_to(place.disk)), spec) > 0
+    assert await place.texts() == ["m0", "m1"]
 
 
 async def test_the_log_stays_bounded_while_the_engine_copies_it(

@@ -4,12 +4,15 @@ import asyncio
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from router.administration import Administration
 from router.directory import State
+from router.migration import SEALED_COPY_BYTES_MAX
 from router.replication.paths import conversation_key, line_key
+from sessions_actor.actor import ConversationActor
 from sessions_actor.errors import ConversationNotFoundError, NothingToRestoreError, StorageError
 from tests.cluster.conftest import message
 
@@ -137,6 +140,36 @@ async def test_moments_across_moves_are_restored(world: World) -> None:
     with pytest.raises(NothingToRestoreError, match="begins at 20"):
         await world.recovery.restore("alice", datetime(2001, 1, 1, tzinfo=UTC), "x", in_place=False)
     assert world.directory.get("x") is None
+
+
+async def test_a_large_conversation_is_copied_to_its_new_replica_before_it_is_sealed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = world.session("alice")
+    long = "x" * 100_000
+    for number in range(SEALED_COPY_BYTES_MAX // len(long) + 1):
+        await session.append_message(message(f"m{number}", text=long))
+    sealed: list[int] = []
+    lines: list[int] = []
+    seal = ConversationActor.seal
+
+    async def noted(self: ConversationActor, *args: Any) -> None:
+        await session.append_message(message("last"))
+        lines.append(len(world.lines("alice")))
+        folder = world.folder / "far" / NAMESPACE / conversation_key("alice")
+        newest = folder / world.lines("alice")[-1]
+        sealed.append(sum(path.stat().st_size for path in newest.rglob("*.ltx")))
+        await seal(self, *args)
+
+    monkeypatch.setattr(ConversationActor, "seal", noted)
+    before = world.lines("alice")
+    await world.relocation.migrate("alice", "b")
+    assert len(world.lines("alice")) == len(before) + 1
+    assert lines == [len(before) + 1]
+    assert sealed[0] > 0, "its line begins before the seal"
+    assert (await world.stored("alice"))[-1] == "last"
+    await world.lose("b")
+    assert (await world.stored("alice"))[-1] == "last"
 
 
 async def test_what_a_migration_left_that_was_given_up_is_nobodys_past(world: World) -> None:
