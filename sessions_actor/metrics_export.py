@@ -4,6 +4,8 @@ Rules:
 - A few times in the interval at which Ray's workers report, at most once a second. Of counters
   only what rose; gauges each time, since Ray takes one that is not sent again for gone. A process
   that is killed takes along what it had not sent.
+- A process that fell idle goes on for `LINGER_S`: what is sent as a gauge, the parts of a histogram
+  too, is to be seen once by whoever reads every minute.
 - Every series carries the node and the role of the process. Ray adds the id of its worker.
 - A counter is sent as 0 before it first rises: Prometheus sees no rise in what begins at 1.
 - A histogram is sent as its buckets, its sum and its count so far, each as a gauge. Ray's own
@@ -27,6 +29,7 @@ from .telemetry import Kind, Registry, Sample
 
 FLUSH_MIN_S: Final = 1.0
 REPORT_S_DEFAULT: Final = 10.0
+LINGER_S: Final = 150.0
 # Flushes in one of Ray's intervals: more would cost 300 actors of a node a part of its CPU.
 FLUSHES: Final = 4
 
@@ -62,6 +65,7 @@ class MetricsExport:
         self._sinks: dict[str, Sink] = {}
         self._task: asyncio.Task[None] | None = None
         self._wanted = False
+        self._until = 0.0
 
     def begin(self) -> None:
         """Send from now on. Called with a running event loop; beginning twice is fine."""
@@ -70,8 +74,10 @@ class MetricsExport:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def end(self) -> None:
-        """Stop after what was recorded so far is sent."""
+        """Send what was recorded so far, stop after a while."""
         self._wanted = False
+        with contextlib.suppress(RuntimeError):  # no loop runs: nothing is sent any more
+            self._until = asyncio.get_running_loop().time() + LINGER_S
 
     def _is_possible(self) -> bool:
         ray = sys.modules.get("ray")
@@ -81,7 +87,8 @@ class MetricsExport:
     async def _run(self) -> None:
         period_s = self._period_s or _period_s()
         try:
-            while self._wanted:
+            clock = asyncio.get_running_loop().time
+            while self._wanted or clock() < self._until:
                 # Nothing that goes wrong here may reach those whom the process serves.
                 with contextlib.suppress(Exception):
                     self.flush()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import ray
 
-from sessions_actor.metrics_export import MetricsExport
+from sessions_actor.metrics_export import LINGER_S, MetricsExport
 from sessions_actor.telemetry import Counter, Gauge, Histogram, Kind, Registry
 
 
@@ -27,6 +27,7 @@ class Receiver:
         self.values: dict[tuple[str, frozenset[tuple[str, str]]], float] = defaultdict(float)
         self.made: list[tuple[Kind, str, tuple[str, ...]]] = []
         self.broken = False
+        self.sent: list[str] = []
 
     def make(self, kind: Kind, name: str, help: str, keys: tuple[str, ...]):  # type: ignore[no-untyped-def]
         assert help
@@ -36,6 +37,7 @@ class Receiver:
             if self.broken:
                 raise ConnectionError
             assert tuple(tags) == keys
+            self.sent.append(name)
             key = name, frozenset(tags.items())
             rises = kind is Kind.COUNTER
             self.values[key] = self.values[key] + value if rises else value
@@ -86,6 +88,27 @@ async def test_it_sends_until_it_is_ended_and_the_rest_then() -> None:
     counter.inc("a")
     export.end()
     await until(lambda: received.value("sessions_actor_things_total", kind="a") == 2)
+
+
+async def test_one_that_was_ended_tells_for_a_while_what_ray_would_take_for_gone() -> None:
+    registry, _, gauge, _ = registry_of_three()
+    received = Receiver()
+    export = MetricsExport("actor", registry=registry, node="n1", make=received.make, period_s=30.0)
+    export.begin()
+    gauge.set(1.0, "n2")
+    await asyncio.sleep(30.0)
+    export.end()
+    sent = len(received.sent)
+    await asyncio.sleep(LINGER_S - 1.0)
+    assert len(received.sent) > sent, "whoever reads every minute sees it"
+    await asyncio.sleep(90.0)
+    sent = len(received.sent)
+    await asyncio.sleep(300.0)
+    assert len(received.sent) == sent
+    export.begin()
+    await asyncio.sleep(1.0)
+    assert len(received.sent) > sent
+    export.end()
 
 
 async def test_a_receiver_that_fails_harms_nobody() -> None:
