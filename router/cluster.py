@@ -44,7 +44,10 @@ class ClusterNode:
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """One actor process; `name` is the conversation it was given, None while it is idle."""
+    """One actor process; `name` is the conversation it was given, None while it is idle.
+
+    `chores` counts what it does meanwhile for conversations that nobody serves.
+    """
 
     actor_name: str
     actor: Any
@@ -55,6 +58,7 @@ class Slot:
     pid: int
     name: str | None = None
     idle_since: float = 0.0
+    chores: int = 0
 
 
 class Cluster(Protocol):

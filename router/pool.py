@@ -287,7 +287,8 @@ class Pool:
         """End idle actors that nobody needed for a while."""
         now = asyncio.get_running_loop().time()
         for node in self.views():
-            idle = [s for s in self._slots.values() if s.node_id == node.node_id and not s.name]
+            here = [slot for slot in self._slots.values() if slot.node_id == node.node_id]
+            idle = [slot for slot in here if not slot.name and not slot.chores]
             idle.sort(key=lambda slot: slot.idle_since)
             keep = 0 if node.draining else self._warm
             for slot in idle[: max(0, len(idle) - keep)]:

@@ -32,7 +32,7 @@ from .replication.chores import Source, bring_back
 from .replication.replicas import Line
 from .replication.restore import RESTORE_TIMEOUT_S
 from .router import Router
-from .through import made
+from .through import made, through
 
 SEAL_PATIENCE_S: Final = 5.0
 # How many actors may be lost at one restore.
@@ -92,7 +92,7 @@ class Recovery:
         async with self._router.locks.hold(to), contextlib.AsyncExitStack() as held:
             self._is_free(to)
             found = await self._bring(held, name, line, at, to)
-            await self._directory.place(to, found.disk_id, found.generation)
+            await made(self._directory.place(to, found.disk_id, found.generation))
             node_id = await self._start(to)
         return _report(to, name, at, line, node_id)
 
@@ -112,16 +112,18 @@ class Recovery:
             now = await self._bring(held, name, present, None, kept, entry.position)
             then = await self._bring(held, name, line, at, name)
             await made(self._directory.place(kept, now.disk_id, now.generation))
-            given = await self._directory.fail_over(
-                name,
-                entry.epoch,
-                entry.disk_id,
-                Owner(then.node_id, "", then.disk_id),
-                generation=then.generation,
-                has_file=True,
-                asleep=True,
+            await made(
+                self._directory.fail_over(
+                    name,
+                    entry.epoch,
+                    entry.disk_id,
+                    Owner(then.node_id, "", then.disk_id),
+                    generation=then.generation,
+                    has_file=True,
+                    asleep=True,
+                )
             )
-            if given is None:
+            if self._router.entry(name).generation != then.generation:
                 raise StorageError(entry.file, "somebody woke it meanwhile; ask again")
             node_id = await self._start(name)
         return _report(name, name, at, line, node_id, kept)
@@ -147,7 +149,7 @@ class Recovery:
             try:
                 await self._failover.keeping.complete(entry, slot)
             except BaseException as error:
-                await router.give_back(slot, error)
+                await through(router.give_back(slot, error))
                 raise
             router.pool.release(slot)
             entry = router.entry(name)
@@ -214,7 +216,7 @@ class Recovery:
                 )
                 found = await asyncio.wait_for(answer(bringing), RESTORE_TIMEOUT_S)
             except BaseException as error:
-                await router.give_back(slot, error)
+                await through(router.give_back(slot, error))
                 if is_lost(error):
                     if left:
                         continue

@@ -140,18 +140,19 @@ class ReplicatedDirectory(Directory):
         is not told as such. `fail_over` and `place` strike it off.
         """
 
+        made: list[Waste] = []
+
         def op() -> int:
             generation = self._next_generation()
-            made = Waste(disk_id, file_of(name, generation))
-            self._making.add(made)
-            self._note_waste(*made)
+            made.append(Waste(disk_id, file_of(name, generation)))
+            self._making.update(made)
+            self._note_waste(*made[-1])
             return generation
 
-        generation = await self._storage.submit(op)
         try:
-            yield generation
+            yield await self._storage.submit(op)
         finally:
-            self._making.discard(Waste(disk_id, file_of(name, generation)))
+            self._making.difference_update(made)
 
     def waste(self, disk_id: str, limit: int = 100) -> list[Waste]:
         """See `Directory.waste`; what is being made is not told."""
@@ -209,7 +210,7 @@ class ReplicatedDirectory(Directory):
 
         Args:
             has_file: whether there was anything to bring back.
-            asleep: leave it without an owner, on that one's disk; its replica is behind.
+            asleep: leave it without an owner, on that one's disk; no line holds its content yet.
         Returns: None when the epoch moved on or somebody owns it.
         """
 
@@ -218,7 +219,8 @@ class ReplicatedDirectory(Directory):
             after = self._apply(
                 f"UPDATE conversations SET state = ?, epoch = {NEXT_EPOCH},"
                 " generation = ?, has_file = ?, disk_id = ?, node_id = ?, actor = ?,"
-                " target = NULL, behind_since = ?, last_active_at = max(last_active_at, ?)"
+                " target = NULL, behind_since = ?, last_active_at = max(last_active_at, ?),"
+                " line = iif(?, 0, line), position = iif(?, 0, position)"
                 f" WHERE name = ? AND epoch = ? AND disk_id = ? AND state = '{State.HIBERNATED}'",
                 (
                     State.HIBERNATED if asleep else State.ACTIVE,
@@ -229,6 +231,8 @@ class ReplicatedDirectory(Directory):
                     None if asleep else owner.actor,
                     self.now_ms() if asleep else 0,
                     self.now_ms(),
+                    asleep,
+                    asleep,
                     check_name(name),
                     epoch,
                     disk_id,

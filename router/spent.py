@@ -57,10 +57,13 @@ class SpentLines:
         """Return replicas that were kept long enough, those due first.
 
         One whose record is still to be written waits for that: it would be all that is left of it.
+        So does the last that was complete, until the file that came after it is copied.
         """
         rows = self._storage.fetch(
             "SELECT name, up_to FROM spent_lines WHERE due_at <= ? AND NOT EXISTS (SELECT 1 FROM"
             " due_records WHERE due_records.name = spent_lines.name AND generation <= up_to)"
+            " AND NOT EXISTS (SELECT 1 FROM conversations WHERE conversations.name ="
+            " spent_lines.name AND line BETWEEN 1 AND up_to AND line <> generation)"
             " ORDER BY due_at LIMIT ?",
             (self._now_ms(), limit),
         )

@@ -149,7 +149,11 @@ class StoreKeeping:
         replica = self._replicas.spec(entry.name, entry.generation, is_new=is_new)
         asked = answer(slot.actor.chore.remote(copy_asleep, entry.file, replica))
         limit_s = FIRST_COPY_TIMEOUT_S if is_new else COPY_TIMEOUT_S
-        return await asyncio.wait_for(asked, limit_s + COPY_TIMEOUT_S)
+        slot.chores += 1
+        try:
+            return await asyncio.wait_for(asked, limit_s + COPY_TIMEOUT_S)
+        finally:
+            slot.chores -= 1
 
     async def _copy_file(self, entry: Entry) -> None:
         slot = self._pool.slot_on_disk(entry.disk_id)

@@ -18,6 +18,7 @@ from .cluster import Slot, answer, slot_of
 from .directory import Entry, State
 from .leases import FIRST_TERM, LEASE_LOW
 from .router import HIBERNATE_TIMEOUT_S, Router, Serving
+from .through import made
 
 TEND_S: Final = 1.0
 LOOK_AROUND_S: Final = 5.0
@@ -167,6 +168,8 @@ class Upkeep:
             )
         )
         del entries[entry.name]
+        if router.failover is not None:
+            await made(router.failover.completed(entry, 0))
         return True
 
     async def _take_in(self, slot: Slot, bound: Binding) -> bool:

@@ -66,7 +66,9 @@ class Confirmation:
     def committed(self, waiters: list[asyncio.Future[None]]) -> None:
         """Take over those who wait for a group that was committed just now."""
         self._committed += 1
-        if waiters:
+        if self._ended is not None:
+            _fail(waiters, self._ended)
+        elif waiters:
             self._wait(waiters)
 
     async def all(self) -> None:
@@ -111,9 +113,7 @@ class Confirmation:
 
     def _fail(self, group: _Group, error: SessionsActorError) -> None:
         group.alarm.cancel()
-        for waiter in group.waiters:
-            if not waiter.done():
-                waiter.set_exception(type(error)(*error.args))
+        _fail(group.waiters, error)
 
     async def _run(self) -> None:
         # Whoever comes while we pause has time left for several tries.
@@ -143,3 +143,9 @@ class Confirmation:
             for waiter in group.waiters:
                 if not waiter.done():
                     waiter.set_result(None)
+
+
+def _fail(waiters: list[asyncio.Future[None]], error: SessionsActorError) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_exception(type(error)(*error.args))

@@ -40,8 +40,12 @@ from .storage import Storage
 # How long writes gather before an asynchronous sync; with the sync itself, well below a second.
 ASYNC_DELAY_S: Final = 0.2
 RETRY_S: Final = 0.5
-# How long the daemon may take for the first copy of a file, whole.
+# How long the daemon may take for the first copy of a file, whole: longer by what its size takes at
+# this rate, at most so long.
+FIRST_COPY_BYTES_PER_S: Final = 1 << 20
 FIRST_COPY_TIMEOUT_S: Final = 3600.0
+# One that has gone on for so long is under way; a store that refuses says so before.
+UNDER_WAY_S: Final = 1.0
 # Between two requests to copy what was committed while the one before was carried out.
 BEHIND_PAUSE_S: Final = 0.02
 # How long a request may go unanswered beyond the time that the daemon was given.
@@ -125,6 +129,7 @@ class ControlSocket:
         self._path = path
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._turn = asyncio.Lock()
+        self._ended = False
 
     async def ask(
         self, method: str, target: str, body: dict[str, Any] | None = None, *, timeout_s: float
@@ -134,15 +139,20 @@ class ControlSocket:
         Raises: OSError, EOFError, ValueError and TimeoutError when there is no sound answer.
         """
         async with self._turn:
+            if self._ended:
+                raise OSError("nothing is asked any more")
             kept = self._streams is not None
             try:
                 return await asyncio.wait_for(self._exchange(method, target, body), timeout_s)
+            except TimeoutError:
+                self.close()  # an answer may still come: nobody must take it for theirs
+                raise
             except (OSError, EOFError):
                 self.close()
-                if not kept:
+                if not kept or self._ended:
                     raise
             except BaseException:
-                self.close()  # an answer may still come: nobody must take it for theirs
+                self.close()
                 raise
             # The daemon closed a connection that was kept: it is asked once more on a new one.
             try:
@@ -176,6 +186,11 @@ class ControlSocket:
         streams, self._streams = self._streams, None
         if streams is not None:
             streams[1].close()
+
+    def end(self) -> None:
+        """Close the connection for good: what is under way fails, and nothing is asked again."""
+        self._ended = True
+        self.close()
 
 
 def is_state_lost(reason: str, path: str) -> bool:
@@ -234,6 +249,7 @@ class Replica:
         self._behind_next: float | None = None
         self._syncing = asyncio.Lock()
         self._is_unreachable = False
+        self._copying_since: float | None = None
         self._is_ours = False
         self._confirmation: Confirmation | None = None
         self._following: asyncio.Task[None] | None = None
@@ -251,8 +267,10 @@ class Replica:
 
     @property
     def is_copying(self) -> bool:
-        """Whether the first copy of the whole file is under way, and nothing failed so far."""
-        return self._is_first and self._syncing.locked() and not self._is_unreachable
+        """Whether the first copy of the whole file is under way."""
+        since = self._copying_since
+        enough_s = min(UNDER_WAY_S, self._spec.timeout_s / 2)
+        return since is not None and asyncio.get_running_loop().time() - since >= enough_s
 
     @property
     def _is_first(self) -> bool:
@@ -314,8 +332,9 @@ class Replica:
                 # The engine compares logs: what went with one that is empty now it cannot tell.
                 shutil.rmtree(engine_folder(self._path), ignore_errors=True)
             self._is_ours = True
-        limit_s = FIRST_COPY_TIMEOUT_S if self._is_first else self._spec.timeout_s
+        limit_s = self._limit_s()
         order = {"path": self._path, "wait": True, "timeout": math.ceil(limit_s)}
+        self._copying_since = asyncio.get_running_loop().time() if self._is_first else None
         try:
             answer = await self._order("/sync", order)
         except ReplicaUnavailableError as error:
@@ -323,6 +342,8 @@ class Replica:
                 raise
             await self._start_over()
             answer = await self._order("/sync", order)
+        finally:
+            self._copying_since = None
         # Commits go on meanwhile: the daemon counts those, and has copied what it began with.
         wanted, deadline = answer.get("txid", 0), time.monotonic() + limit_s
         while answer.get("replicated_txid", 0) < wanted:
@@ -333,6 +354,15 @@ class Replica:
         await self._check_mark()
         position: int = answer.get("replicated_txid", 0)
         return position
+
+    def _limit_s(self) -> float:
+        """Return how long the daemon may take for a sync."""
+        limit_s = self._spec.timeout_s
+        if self._is_first:
+            with contextlib.suppress(OSError):
+                size = os.path.getsize(self._path) + os.path.getsize(f"{self._path}-wal")
+                limit_s += size / FIRST_COPY_BYTES_PER_S
+        return min(limit_s, max(FIRST_COPY_TIMEOUT_S, self._spec.timeout_s))
 
     def _tell(self, error: ReplicaUnavailableError | None) -> None:
         """Log that the replica is out of reach, and that it is back, once each."""
@@ -361,7 +391,7 @@ class Replica:
         except (ReplicaUnavailableError, TimeoutError):
             return False
         finally:
-            self._socket.close()
+            self._let_go_of_daemon()
         return True
 
     def on_late(self, callback: Callable[[], object]) -> None:
@@ -374,9 +404,15 @@ class Replica:
         self._ended = True
         if self._following is not None:
             self._following.cancel()
-        self._socket.close()
+        self._let_go_of_daemon()
 
     # ------------------------------------------------------------------------------ within
+
+    def _let_go_of_daemon(self) -> None:
+        """Ask nothing any more, whoever waits: another owner may ask by now."""
+        if self._confirmation is not None:
+            self._confirmation.end(ReplicaUnavailableError("its owner has ended", 0.0))
+        self._socket.end()
 
     def _committed(self) -> None:
         now = time.monotonic()

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from router.administration import Administration
+from router.directory import Owner
 from router.replicated_directory import ReplicatedDirectory
 from router.replication import restore as restoring
+from router.spent import Keep
 from router.sweeping import LATE_S
 from sessions_actor.disk import disk_id
 from sessions_actor.errors import ReplicaUnavailableError, StorageError
@@ -163,9 +165,64 @@ async def test_a_restore_whose_note_was_not_confirmed_is_whole(world: World) -> 
         raise ReplicaUnavailableError("the store is away", 10.0)
 
     world.directory.place = unconfirmed  # type: ignore[method-assign]
-    with pytest.raises(ReplicaUnavailableError):
-        await world.recovery.restore("alice", None, "bob", in_place=False)
+    await world.recovery.restore("alice", None, "bob", in_place=False)
     assert await world.stored("bob") == ["m0"]
+
+
+async def test_in_place_is_whole_though_its_note_was_not_confirmed(world: World) -> None:
+    session = world.session("alice")
+    await session.append_message(message("m0"))
+    moment = datetime.now(UTC)
+    await asyncio.sleep(0.02)
+    await session.append_message(message("m1"))
+    fail_over = world.directory.fail_over
+
+    async def unconfirmed(*args: Any, **options: Any) -> Any:
+        await fail_over(*args, **options)
+        raise ReplicaUnavailableError("the store is away", 10.0)
+
+    world.directory.fail_over = unconfirmed  # type: ignore[method-assign]
+    await world.recovery.restore("alice", moment, "bob", in_place=True)
+    assert await world.stored("alice") == ["m0"]
+    assert await world.stored("bob") == ["m0", "m1"]
+
+
+async def test_what_was_restored_in_place_is_never_taken_for_what_was_there_before(
+    world: World,
+) -> None:
+    """Its disk goes before it was copied: that is an error, not the older content."""
+    session = world.session("alice")
+    await session.append_message(message("m0"))
+    moment = datetime.now(UTC)
+    await asyncio.sleep(0.02)
+    await session.append_message(message("m1"))
+
+    async def full(*_: Any) -> Any:
+        raise StorageError("a node", "is full")
+
+    activate, world.router.activate = world.router.activate, full  # type: ignore[method-assign]
+    with pytest.raises(StorageError, match="is restored, but did not start yet"):
+        await world.recovery.restore("alice", moment, "bob", in_place=True)
+    world.router.activate = activate  # type: ignore[method-assign]
+    entry = world.router.entry("alice")
+    file = next(
+        root / entry.file for root in world.cluster.roots.values() if (root / entry.file).exists()
+    )
+    file.unlink()
+    with pytest.raises(StorageError, match="not replicated yet"):
+        await world.stored("alice")
+
+
+async def test_a_router_that_follows_another_learns_how_far_replicas_are(world: World) -> None:
+    await world.session("alice").append_message(message("m0"))
+    storage = world.directory._storage
+    await storage.submit(lambda: storage.write("UPDATE conversations SET line = 0, position = 0"))
+    await world.upkeep.abandon()
+    world.directory.close()
+    await world.start()
+    assert world.router.serving("alice") is not None
+    await until(lambda: not world.directory.lacks("alice"), "its line is noted")
+    assert world.router.entry("alice").position > 0
 
 
 async def lose_the_restorer(world: World, held: Held) -> None:
@@ -280,3 +337,25 @@ async def test_processes_start_while_a_lease_runs_out(world: World) -> None:
     ran_out.set()
     assert await called == ["m0"]
     assert world.cluster.starts == starts
+
+
+async def test_the_last_complete_line_is_kept_until_the_next_is_complete(tmp_path: Path) -> None:
+    directory = ReplicatedDirectory(tmp_path)
+    directory.spent.keep = Keep(left_ms=0, deleted_ms=0)
+    owner = Owner("node", "actor", disk_id(tmp_path))
+    entry = await directory.create("alice", owner)
+    assert entry is not None
+    await directory.note_file("alice", entry.epoch)
+    await directory.note_line("alice", entry.epoch, 7)
+    for _ in range(2):  # a second fail-over before the first was copied
+        asleep = await directory.hibernate(
+            "alice", directory.get("alice").epoch, file_bytes=1, last_active_at=None
+        )
+        async with directory.making("alice", owner.disk_id) as generation:
+            entry = await directory.fail_over(
+                "alice", asleep.epoch, owner.disk_id, owner, generation=generation, has_file=True
+            )
+        assert directory.spent.due() == []
+    await directory.note_line("alice", entry.epoch, 9)
+    assert [one.up_to for one in directory.spent.due()] == [1, 2]
+    directory.close()

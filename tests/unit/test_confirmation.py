@@ -283,7 +283,10 @@ async def test_the_log_stays_for_the_engine_when_a_replicated_file_closes(tmp_pa
     assert not log.exists()
 
 
-async def test_a_log_that_outgrew_its_file_is_folded_when_that_closes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("copied", [True, False])
+async def test_a_log_that_outgrew_its_file_is_folded_at_its_end_once_all_of_it_is_copied(
+    tmp_path: Path, copied: bool
+) -> None:
     path = tmp_path / "b.sqlite"
     storage = Storage(path)
     replica = FakeReplica(storage)
@@ -291,5 +294,20 @@ async def test_a_log_that_outgrew_its_file_is_folded_when_that_closes(tmp_path: 
     storage.replicate(Confirmation(replica.confirm, 1.0))
     for number in range(20):
         await add(storage, str(number))
+    if copied:
+        storage.copied()
     storage.close()
-    assert not (tmp_path / "b.sqlite-wal").exists()
+    assert (tmp_path / "b.sqlite-wal").exists() is not copied
+
+
+async def test_nothing_waits_for_a_confirmation_that_has_ended(storage: Storage) -> None:
+    confirmation = Confirmation(FakeReplica(storage).confirm, 1000.0)
+    storage.replicate(confirmation)
+    waits = asyncio.create_task(storage.durable())
+    await asyncio.sleep(0)
+    confirmation.end(ReplicaUnavailableError("it is over", 0.0))
+    with pytest.raises(ReplicaUnavailableError, match="over"):
+        await asyncio.wait_for(add(storage, "late"), 10)
+    with pytest.raises(ReplicaUnavailableError, match="over"):
+        await asyncio.wait_for(storage.durable(), 10)
+    await asyncio.gather(waits, return_exceptions=True)

@@ -13,7 +13,7 @@ from router.directory import Owner
 from router.entries import COPY_PENDING
 from router.replicated_directory import ReplicatedDirectory
 from router.spent import Keep
-from sessions_actor import wire
+from sessions_actor import replica, wire
 from sessions_actor.actor import ActivationSpec, ConversationActor, Refusal
 from sessions_actor.errors import ReplicaUnavailableError
 from sessions_actor.hosted import Ended
@@ -24,6 +24,12 @@ from .test_actor import append, spec
 from .test_replica import Daemon
 
 TIMEOUT_S = 0.2
+
+
+@pytest.fixture(autouse=True)
+def slow_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of any size may take long."""
+    monkeypatch.setattr(replica, "FIRST_COPY_BYTES_PER_S", 1)
 
 
 class Slow(Daemon):
@@ -142,3 +148,33 @@ async def test_a_directory_is_copied_for_as_long_as_that_takes_before_it_is_used
         assert await directory.create("alice", Owner("node", "actor", "disk")) is not None
         assert daemon.asked.count("/sync") > 1, "it waits for its replica from now on"
         directory.close()
+
+
+async def test_a_store_that_hangs_is_asked_again_in_time_for_its_size(tmp_path: Path) -> None:
+    daemon = Slow()
+    async with daemon.listening(tmp_path / "s"):
+        kept = ReplicaSpec("file:///far", Durability.REPLICATED, TIMEOUT_S, str(tmp_path / "s"))
+        (tmp_path / "small").write_bytes(b"x")
+        (tmp_path / "small-wal").write_bytes(b"x")
+        copied = replica.Replica(str(tmp_path / "small"), replace(kept, is_new=True))
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(ReplicaUnavailableError, match="silent"):
+            await copied.sync()
+        assert asyncio.get_running_loop().time() - began < 10.0
+        assert daemon.asked.count("/sync") == 1, "who waited in vain does not ask twice"
+        copied.abandon()
+
+
+async def test_whoever_has_let_go_asks_nothing_any_more(tmp_path: Path) -> None:
+    """A copy that is under way at the end of its owner must not go on in its name."""
+    daemon = Slow()
+    async with actor_beside(tmp_path, daemon) as actor:
+        await actor.activate(replicated(is_new=True))
+        waits = asyncio.create_task(outcome(actor, "m0"))
+        await until(lambda: daemon.asked.count("/sync") == 1)
+        found = await actor.hibernate("alice", 1)
+        assert isinstance(found, Ended)
+        asked = list(daemon.asked)
+        await asyncio.sleep(100.0)
+        assert daemon.asked == asked
+        await asyncio.gather(waits, return_exceptions=True)
