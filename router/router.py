@@ -439,7 +439,7 @@ class Router:
     def replica_of(self, name: str, generation: int, line: int = 0) -> ReplicaSpec | None:
         """Return what an actor needs to replicate a conversation's file of some generation."""
         kept = None if self.failover is None else self.failover.replicas
-        return None if kept is None else kept.spec(name, generation, is_new=line != generation)
+        return None if kept is None else kept.spec(name, generation, line)
 
     # ------------------------------------------------------------------------- hibernation
 

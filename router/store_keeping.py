@@ -146,7 +146,7 @@ class StoreKeeping:
 
     async def _copied_by(self, slot: Slot, entry: Entry) -> int:
         is_new = entry.line != entry.generation
-        replica = self._replicas.spec(entry.name, entry.generation, is_new=is_new)
+        replica = self._replicas.spec(entry.name, entry.generation, entry.line)
         asked = answer(slot.actor.chore.remote(copy_asleep, entry.file, replica))
         limit_s = FIRST_COPY_TIMEOUT_S if is_new else COPY_TIMEOUT_S
         slot.chores += 1

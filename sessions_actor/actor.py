@@ -487,6 +487,9 @@ class ConversationActor:
         """
         async with self._change:
             site, spec = self._receiving(name, epoch)
+            if site.storage.is_replicated and spec.replica is not None:
+                known = dataclasses.replace(spec.replica, is_new=False)
+                spec = dataclasses.replace(spec, replica=known)
             self._close_site()
             site.storage.close()
             await self._start(spec)

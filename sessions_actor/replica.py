@@ -24,18 +24,21 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+import apsw
+
 from . import meters
 from .confirmation import NO_ANSWER, Confirmation
-from .database_file import engine_folder, trim_engine_folder
+from .database_file import BUSY_TIMEOUT_MS, engine_folder, trim_engine_folder
 from .errors import ReplicaUnavailableError
+from .gate import META_TABLE
 from .logs import log
-from .storage import Storage
+from .storage import LOG_CUT, Storage
 
 # How long writes gather before an asynchronous sync; with the sync itself, well below a second.
 ASYNC_DELAY_S: Final = 0.2
@@ -46,6 +49,8 @@ FIRST_COPY_BYTES_PER_S: Final = 1 << 20
 FIRST_COPY_TIMEOUT_S: Final = 3600.0
 # One that has gone on for so long is under way; a store that refuses says so before.
 UNDER_WAY_S: Final = 1.0
+# More pages than the daemon writes into a log by itself when it begins with a file.
+TOUCHES: Final = 64
 # Between two requests to copy what was committed while the one before was carried out.
 BEHIND_PAUSE_S: Final = 0.02
 # How long a request may go unanswered beyond the time that the daemon was given.
@@ -92,6 +97,8 @@ class ReplicaSpec:
     socket: str = ""
     mark: str = ""
     is_new: bool = False
+    is_stale: bool = False
+    """Whether the file was written to while nobody copied it: it is copied whole."""
 
 
 def socket_path(root: Path) -> str:
@@ -202,11 +209,54 @@ def is_state_lost(reason: str, path: str) -> bool:
     return folder in reason and _STATE_LOST.search(reason.replace(folder, "")) is not None
 
 
-def _has_log(path: str) -> bool:
-    try:
-        return os.path.getsize(f"{path}-wal") > 0
-    except OSError:
+def _touch(path: str) -> None:
+    """Write the first page of a database as it is, often enough for a log of some length."""
+    with _beside(path) as db:
+        db.pragma("synchronous", "off")
+        for _ in range(TOUCHES):
+            db.pragma("user_version", db.pragma("user_version"))
+
+
+def _empty_log(path: str) -> None:
+    """Fold a database's log into it, all of it.
+
+    Raises: ReplicaUnavailableError while somebody keeps us from it.
+    """
+    with _beside(path) as db:
+        db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+
+
+def _is_cut(path: str) -> bool:
+    """Say whether a file notes that its log was cut back before all of it was copied."""
+    if not os.path.exists(path):
         return False
+    with _beside(path) as db:
+        if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (META_TABLE,)).fetchall():
+            return False
+        query = f"SELECT value FROM {META_TABLE} WHERE key = ?"
+        return any(value for (value,) in db.execute(query, (LOG_CUT,)))
+
+
+def _forget_cut(path: str) -> None:
+    with _beside(path) as db:
+        if db.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (META_TABLE,)).fetchall():
+            db.execute(f"DELETE FROM {META_TABLE} WHERE key = ?", (LOG_CUT,))
+
+
+@contextlib.contextmanager
+def _beside(path: str) -> Iterator[apsw.Connection]:
+    """Open a connection beside that of who has the file open, if anybody has."""
+    try:
+        db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            db.set_busy_timeout(BUSY_TIMEOUT_MS)
+            db.execute("SELECT count(*) FROM sqlite_schema").fetchall()  # it knows of the log now
+            yield db
+        finally:
+            db.close()
+    except apsw.Error as error:
+        raise ReplicaUnavailableError(f"its log is in use: {error}", 0.0) from None
 
 
 async def forget_file(root: Path, file: str) -> None:
@@ -250,6 +300,8 @@ class Replica:
         self._syncing = asyncio.Lock()
         self._is_unreachable = False
         self._copying_since: float | None = None
+        # Whether the log was cut back before the engine had all of it.
+        self._has_gap = self._is_noted = spec.is_stale
         self._is_ours = False
         self._confirmation: Confirmation | None = None
         self._following: asyncio.Task[None] | None = None
@@ -274,7 +326,7 @@ class Replica:
 
     @property
     def _is_first(self) -> bool:
-        return self._spec.is_new and self._position == 0
+        return self._has_gap or (self._spec.is_new and self._position == 0)
 
     @property
     def lag_s(self) -> float:
@@ -285,6 +337,7 @@ class Replica:
     def start(self, storage: Storage) -> None:
         """Have the open file copied from now on."""
         storage.on_commit(self._committed)
+        storage.on_log_cut(self._log_was_cut)
         storage.replicate(None)
         self._committed()
 
@@ -328,14 +381,15 @@ class Replica:
             # An activation before this one may have named another place to the daemon, which
             # would go on with it whatever it is told now.
             await self._let_go()
-            if not _has_log(self._path):
-                # The engine compares logs: what went with one that is empty now it cannot tell.
-                shutil.rmtree(engine_folder(self._path), ignore_errors=True)
+            if await asyncio.to_thread(_is_cut, self._path):
+                self._has_gap = self._is_noted = True
             self._is_ours = True
         limit_s = self._limit_s()
         order = {"path": self._path, "wait": True, "timeout": math.ceil(limit_s)}
         self._copying_since = asyncio.get_running_loop().time() if self._is_first else None
         try:
+            if self._has_gap:
+                await self._prepare_whole(order)
             answer = await self._order("/sync", order)
         except ReplicaUnavailableError as error:
             if not is_state_lost(error.reason, self._path):
@@ -352,8 +406,27 @@ class Replica:
             await asyncio.sleep(BEHIND_PAUSE_S)
             answer = await self._order("/sync", order)
         await self._check_mark()
+        if self._is_noted and not self._has_gap:
+            await asyncio.to_thread(_forget_cut, self._path)
+            self._is_noted = False
         position: int = answer.get("replicated_txid", 0)
         return position
+
+    async def _prepare_whole(self, order: dict[str, Any]) -> None:
+        """Have the next sync copy the whole file, whatever the daemon knows of it.
+
+        It takes a log that begins anew for one that it had read to the end before. What makes it
+        copy the file is a log that is shorter than what it has read of it: so it reads something,
+        then the log is emptied while it does not have the file.
+        """
+        await asyncio.to_thread(_touch, self._path)
+        await self._order("/sync", order)
+        await self._let_go()
+        await asyncio.to_thread(_empty_log, self._path)
+        self._has_gap = False
+
+    def _log_was_cut(self) -> None:
+        self._has_gap = self._is_noted = True
 
     def _limit_s(self) -> float:
         """Return how long the daemon may take for a sync."""

@@ -33,6 +33,8 @@ from .limits import QUOTA_BYTES_DEFAULT
 from .sql import Bindings, SqlStorage
 
 _CLOSED_AT = "closed_at_ns"
+# Stands in a file whose log was cut back before all of it was copied, until the file is.
+LOG_CUT = "log_cut"
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -115,6 +117,8 @@ class Storage:
             raise
         self._gate = Gate(self._db, self._path, quota_bytes)
         self._closed = self._is_replicated = self._is_copied = False
+        self._log_cut: Callable[[], object] = lambda: None
+        self._is_cut = False
         self.perform = self._gate.perform
         self.submit = self._gate.submit
         self.durable = self._gate.durable
@@ -202,14 +206,37 @@ class Storage:
         """Leave checkpoints to an engine that copies the log, from now on until `close()`.
 
         The log stays beside the file when that closes: the engine goes on where it was. It is cut
-        back here only when the engine has not done so for long.
+        back here only when the engine has not done so for long, which `on_log_cut` tells.
 
         Args: `confirmation` is what every group waits for after its commit, if it has to.
         """
         self._is_replicated = True
-        self._db.wal_autocheckpoint(REPLICATED_WAL_PAGES_MAX)
+        self._db.set_wal_hook(self._cut_long_log)
         if confirmation is not None:
             self._gate.confirm_with(confirmation)
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether an engine copies the log."""
+        return self._is_replicated
+
+    def on_log_cut(self, callback: Callable[[], object]) -> None:
+        """Call back when the log is cut back though the engine may not have read all of it.
+
+        The file notes it under `LOG_CUT` before, for whoever has it copied next.
+        """
+        self._log_cut = callback
+
+    def _cut_long_log(self, db: apsw.Connection, schema: str, pages: int) -> int:
+        if pages < REPLICATED_WAL_PAGES_MAX:
+            return apsw.SQLITE_OK
+        with contextlib.suppress(apsw.Error):
+            if not self._is_cut:
+                self._is_cut = True  # the note is a commit as well
+                db.execute(f"INSERT OR REPLACE INTO {META_TABLE} VALUES (?, 1)", (LOG_CUT,))
+                self._log_cut()
+            db.wal_checkpoint(schema, apsw.SQLITE_CHECKPOINT_PASSIVE)
+        return apsw.SQLITE_OK
 
     def copied(self) -> None:
         """Note that the engine has all of the log and let go of it: closing may fold it.

@@ -23,6 +23,7 @@ from sessions_actor.errors import ConversationNotFoundError, NothingToRestoreErr
 from sessions_actor.names import check_name
 from sessions_actor.replica import Durability, ReplicaSpec
 
+from ..entries import LINE_STALE
 from ..settings import Settings
 from ..spent import Keep
 from .daemon import DaemonTerms
@@ -149,9 +150,13 @@ class Replicas:
         self.objects.put(key, b"Nodes that lack this file write no replicas here.\n")
         return key
 
-    def spec(self, name: str, generation: int, *, is_new: bool) -> ReplicaSpec:
-        """Return what an activation needs to know of its file's replica."""
-        return replace(self.spec_of(self.url(name, generation)), is_new=is_new)
+    def spec(self, name: str, generation: int, line: int) -> ReplicaSpec:
+        """Return what an activation needs to know of its file's replica.
+
+        Args: `line` is the one that is complete; see `Entry`.
+        """
+        spec = self.spec_of(self.url(name, generation))
+        return replace(spec, is_new=line != generation, is_stale=line == LINE_STALE)
 
     def spec_of(self, url: str, socket: str = "") -> ReplicaSpec:
         """Return what whoever has a file open needs to know of its replica."""

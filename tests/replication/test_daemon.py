@@ -162,6 +162,8 @@ async def test_a_disk_that_refuses_for_a_while_is_tried_again(
         config_file = root / module.CONFIG_FILE
         config_file.unlink()
         config_file.mkdir()
+        assert daemon.pid is not None
+        os.killpg(daemon.pid, signal.SIGKILL)
         await until(lambda: "replication.failed" in caplog.text, "that is told of")
         assert not await module.answers(daemon.socket)
         config_file.rmdir()

@@ -7,9 +7,11 @@ import os
 import shutil
 import signal
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import apsw
 import pytest
 
 from router.replication.chores import Source, bring_back, copy_asleep
@@ -20,6 +22,7 @@ from router.replication.restore import (
     restore_points,
 )
 from sessions_actor import open_object
+from sessions_actor import storage as storage_module
 from sessions_actor.conversation import Conversation
 from sessions_actor.database_file import engine_folder
 from sessions_actor.errors import (
@@ -29,7 +32,15 @@ from sessions_actor.errors import (
     StorageError,
 )
 from sessions_actor.open_object import Activation
-from sessions_actor.replica import Durability, Replica, ReplicaSpec, is_state_lost, socket_path
+from sessions_actor.replica import (
+    Durability,
+    Replica,
+    ReplicaSpec,
+    forget_file,
+    is_state_lost,
+    socket_path,
+)
+from sessions_actor.storage import LOG_CUT
 from tests.cluster.conftest import message, until
 from tests.fault.alerts import Here, watching
 
@@ -436,27 +447,85 @@ async def test_what_was_never_synced_reaches_the_replica_of_a_file_that_nobody_w
     assert await place.texts() == ["m0", *ids]
 
 
-@pytest.mark.parametrize("emptied", ["folded", "cut", "removed"])
-async def test_a_log_that_is_gone_has_the_file_copied_whole(
-    daemon: Daemon, place: Place, emptied: str
+MARKED = "SELECT count(*), sum(text LIKE 'unseen%') FROM notes"
+
+
+@pytest.mark.parametrize("known", ["daemon has it", "daemon let go", "no daemon"])
+@pytest.mark.parametrize("cut", ["restart", "truncate", "truncate, and nothing after"])
+async def test_what_was_written_while_nobody_copied_is_copied_whatever_became_of_the_log(
+    tmp_path: Path, cut: str, known: str
 ) -> None:
-    """Somebody else opened the file between two activations, or it was served without replicas."""
-    alice = place.activation(1)
-    await alice.start()
-    await append(alice, "m0")
+    """On pages of its own, so that none comes along with what is written later."""
+    root, file = tmp_path, tmp_path / "a.sqlite"
+    spec = ReplicaSpec(f"file://{tmp_path}/far/a", Durability.ASYNC, 20.0)
+    db = apsw.Connection(str(file))
+    db.pragma("journal_mode", "wal")
+    db.wal_autocheckpoint(0)
+    db.execute("CREATE TABLE notes (text)")
+    for number in range(300):
+        db.execute("INSERT INTO notes VALUES (?)", (f"{number} {'x' * 300}",))
+    async with contextlib.AsyncExitStack() as first:
+        await first.enter_async_context(running(Daemon(root, TERMS)))
+        assert await copy_asleep(root, file.name, spec) > 0
+        if known == "daemon let go":
+            await forget_file(root, file.name)
+        elif known == "no daemon":
+            await first.aclose()
+        for number in (5, 100, 200):
+            db.execute("UPDATE notes SET text = 'unseen' WHERE rowid = ?", (number,))
+        way = "RESTART" if cut == "restart" else "TRUNCATE"
+        db.wal_checkpoint(mode=getattr(apsw, f"SQLITE_CHECKPOINT_{way}"))
+        if "nothing" not in cut:
+            db.execute("INSERT INTO notes VALUES ('after')")
+        if known == "no daemon":
+            await first.enter_async_context(running(Daemon(root, TERMS)))
+        await copy_asleep(root, file.name, replace(spec, is_new=True, is_stale=True))
+        await restore(spec.url, tmp_path / "restored.sqlite")
+    with contextlib.closing(apsw.Connection(str(tmp_path / "restored.sqlite"))) as restored:
+        assert restored.execute(MARKED).fetchall() == db.execute(MARKED).fetchall()
+    db.close()
+
+
+@pytest.mark.parametrize("by", ["its owner", "its next owner", "nobody who opens it"])
+async def test_a_log_that_had_to_be_cut_back_unread_leaves_no_gap(
+    daemon: Daemon, place: Place, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    monkeypatch.setattr(storage_module, "REPLICATED_WAL_PAGES_MAX", 16)
+    alice = place.activation(1, Durability.ASYNC)
+    host = await alice.start()
+    session, text = host.session, "x" * 3000
+    for number in range(30):
+        await session.append_message(message(f"m{number}", text))
     assert alice.replica is not None
-    alice.replica.abandon()
+    await alice.replica.sync()
+    (engine,) = engines_of(place.disk)
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        for number in range(0, 30, 3):
+            await session.update_message(message(f"m{number}", "unseen"))
+        for number in range(30, 40):
+            await session.append_message(message(f"m{number}", text))
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    history = await session.get_history()
+    if by != "its owner":  # it was killed before it could have anything copied
+        alice.replica.abandon()
+        await alice.close()
+    if by == "its next owner":
+        alice = place.activation(2, Durability.ASYNC)
+        await alice.start()
+    if by == "nobody who opens it":
+        spec = ReplicaSpec(place.url, Durability.ASYNC, 20.0)
+        await copy_asleep(place.disk, str(place.file.relative_to(place.disk)), spec)
+    else:
+        assert alice.replica is not None
+        await alice.replica.sync()
+    found = await restore(place.url, place.folder / "restored.sqlite")
+    async with open_object(Conversation, name="alice", path=Path(found.path)) as restored:
+        assert await restored.session.get_history() == history
     await alice.close()
-    async with open_object(Conversation, name="alice", path=place.file) as plain:
-        await plain.session.append_message(message("m1"))
-    log = place.file.with_name(place.file.name + "-wal")
-    if emptied == "cut":
-        log.touch()
-    elif emptied == "removed":
-        log.unlink(missing_ok=True)
-    spec = ReplicaSpec(place.url, Durability.ASYNC, 20.0)
-    assert await copy_asleep(place.disk, str(place.file.relative_to(place.disk)), spec) > 0
-    assert await place.texts() == ["m0", "m1"]
+    async with open_object(Conversation, name="alice", path=place.file) as left:
+        assert LOG_CUT not in left.storage.meta.get_all(), "that is over"
 
 
 async def test_the_log_stays_bounded_while_the_engine_copies_it(

@@ -317,4 +317,4 @@ async def test_a_folder_of_replicas_is_marked_once(world: World) -> None:
     await world.upkeep.close()
     await world.start()
     assert list((world.folder / "far" / NAMESPACE).glob("mark-*")) == marks
-    assert world.replicas.spec("alice", 1, is_new=True).mark == str(marks[0])
+    assert world.replicas.spec("alice", 1, 0).mark == str(marks[0])
