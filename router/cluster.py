@@ -46,7 +46,8 @@ class ClusterNode:
 class Slot:
     """One actor process; `name` is the conversation it was given, None while it is idle.
 
-    `chores` counts what it does meanwhile for conversations that nobody serves.
+    `chores` counts what it does meanwhile for conversations that nobody serves. `killed` says that
+    somebody here had it ended: from then on it is called dead, whether its process is gone or not.
     """
 
     actor_name: str
@@ -59,6 +60,7 @@ class Slot:
     name: str | None = None
     idle_since: float = 0.0
     chores: int = 0
+    killed: bool = False
 
 
 class Cluster(Protocol):

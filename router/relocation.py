@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from sessions_actor.actor import ActivationSpec
 from sessions_actor.errors import (
@@ -274,8 +274,8 @@ class Relocation:
         Returns: what was copied, and up to where the target's own replica is complete.
         """
         router = self._router
-        both = (source.slot.actor, slot.actor)
-        hearing = [asyncio.ensure_future(self._end_when_silent(actor)) for actor in both]
+        both = (source.slot, slot)
+        hearing = [asyncio.ensure_future(self._end_when_silent(one)) for one in both]
         try:
             await self._receive(slot, spec)
 
@@ -298,15 +298,15 @@ class Relocation:
             for task in hearing:
                 task.cancel()
 
-    async def _end_when_silent(self, actor: Any) -> None:
+    async def _end_when_silent(self, slot: Slot) -> None:
         """End an actor that says nothing for a lease: what is asked of it fails, not waits."""
         router = self._router
         period_s = router.settings.lease_ttl_s
         while True:
             try:
-                await router.cluster.ping(actor, period_s)
+                await router.cluster.ping(slot.actor, period_s)
             except TimeoutError:
-                await router.cluster.kill(actor)
+                await router.kill(slot)
                 return
             except Exception as error:
                 if not is_out_of_reach(error):
@@ -375,7 +375,7 @@ class Relocation:
                     await asyncio.sleep(RETRY_S)
                     continue
                 source.silent = True
-                await router.cluster.kill(source.slot.actor)
+                await router.kill(source.slot)
                 await router.bury(source)
             return
 

@@ -34,7 +34,7 @@ from sessions_actor.errors import (
 from sessions_actor.hosted import Ended
 from sessions_actor.names import check_name
 from sessions_actor.replica import ReplicaSpec
-from sessions_actor.retry import is_lost, is_out_of_reach
+from sessions_actor.retry import BoundError, is_lost, is_out_of_reach
 
 from . import reports
 from .agent import NodeFacts
@@ -204,7 +204,7 @@ class Router:
             else:
                 return bound == Binding(ActorState.HOSTING, serving.name, serving.epoch)
         serving.silent = True
-        await self.cluster.kill(serving.slot.actor)
+        await self.kill(serving.slot)
         return False
 
     async def bury(self, serving: Serving) -> None:
@@ -238,7 +238,7 @@ class Router:
             try:
                 bound = await self.cluster.ping(slot.actor, self.settings.lease_ttl_s)
             except Exception as error:  # dead or silent
-                gone = is_lost(error) and not is_out_of_reach(error)
+                gone = is_lost(error) and not is_out_of_reach(error) and not slot.killed
                 break
             if bound.state is ActorState.IDLE:
                 self.pool.release(slot)
@@ -259,6 +259,11 @@ class Router:
     async def end(self, slot: Slot) -> None:
         """End an actor's process: what may still be on its way to it must find nobody."""
         self.pool.discard(slot)
+        await self.kill(slot)
+
+    async def kill(self, slot: Slot) -> None:
+        """Have an actor ended; that it is called dead from now on says nothing of its process."""
+        slot.killed = True
         await self.cluster.kill(slot.actor)
 
     # -------------------------------------------------------------------------- activation
@@ -373,7 +378,7 @@ class Router:
                     await asyncio.sleep(0.05)
                     continue
                 await give_up(entry, locked=_is_locked(error), heard=not outcome_is_open(error))
-                if is_lost(error) or isinstance(error, TimeoutError):
+                if is_lost(error) or isinstance(error, TimeoutError | BoundError):
                     return None
                 if self.failover is not None and self.failover.is_missing(entry, error):
                     return None
@@ -444,13 +449,9 @@ class Router:
     # ------------------------------------------------------------------------- hibernation
 
     async def let_go(
-        self,
-        serving: Serving,
-        *,
-        idle_s: float | None = None,
-        resident_s: float | None = None,
-        patience_s: float = 0.0,
-    ) -> bool:
+        self, serving: Serving, *, idle_s: float | None = None,
+        resident_s: float | None = None, patience_s: float = 0.0,
+    ) -> bool:  # fmt: skip
         """Hibernate what is served; says whether it was. See `ConversationActor.hibernate`."""
         async with self.locks.hold(serving.name):
             if self._serving.get(serving.name) is not serving:
@@ -460,13 +461,9 @@ class Router:
             )
 
     async def let_go_locked(
-        self,
-        serving: Serving,
-        *,
-        idle_s: float | None = None,
-        resident_s: float | None = None,
-        patience_s: float = 0.0,
-    ) -> bool:
+        self, serving: Serving, *, idle_s: float | None = None,
+        resident_s: float | None = None, patience_s: float = 0.0,
+    ) -> bool:  # fmt: skip
         """Hibernate what is served, by one who holds its lock."""
         asked = serving.slot.actor.hibernate.remote(
             serving.name,
@@ -479,10 +476,9 @@ class Router:
             result = await asyncio.wait_for(answer(asked), HIBERNATE_TIMEOUT_S)
         except Exception as error:
             if isinstance(error, TimeoutError):
-                await self.cluster.kill(serving.slot.actor)
-            # Stale, dead, or its disposal failed: in each case it serves no more. One that was
-            # only not heard of may.
-            serving.silent = isinstance(error, TimeoutError) or is_out_of_reach(error)
+                await self.kill(serving.slot)
+            # Stale, dead, or its disposal failed: it serves no more. One not heard of may.
+            serving.silent |= isinstance(error, TimeoutError) or is_out_of_reach(error)
             await self.bury(serving)
             return True
         if isinstance(result, Refusal):

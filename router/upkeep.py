@@ -183,7 +183,7 @@ class Upkeep:
             elif bound.state is not ActorState.IDLE:
                 await _in_time(slot.actor.hibernate.remote(bound.name, bound.epoch))
         except Exception:  # whatever it is: only an idle actor is of use
-            await self._router.cluster.kill(slot.actor)
+            await self._router.kill(slot)
             return False
         self._router.pool.add(slot)
         return True

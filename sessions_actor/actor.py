@@ -35,6 +35,7 @@ from .observing import Observing, set_up
 from .open_object import Activation
 from .overload import Bounds
 from .replica import Replica, ReplicaSpec, forget_file, socket_path
+from .retry import BoundError
 from .storage import Storage
 
 T = TypeVar("T")
@@ -354,7 +355,7 @@ class ConversationActor:
 
     def _require_idle(self) -> None:
         if self._binding.state is not ActorState.IDLE:
-            raise RuntimeError(f"the actor is bound to {self._binding.name!r}")
+            raise BoundError(f"the actor is bound to {self._binding.name!r}")
 
     def _hosting(self, name: str, epoch: int) -> Hosted:
         if not self._hosts(name, epoch):
@@ -560,10 +561,6 @@ class ConversationActor:
         Args: `work` is a function of a module, which crosses by its name.
         """
         return await work(self._root, *args)
-
-    async def file_bytes(self, file: str) -> int | None:
-        """Return a file's size on this node's disk; None when it is not there."""
-        return file_bytes(self._root, file)
 
 
 def _set_up(observing: Observing | None) -> MetricsExport:

@@ -46,6 +46,10 @@ class CutShortError(Exception):
     """The activation ended while the call was under way; never leaves a handle."""
 
 
+class BoundError(RuntimeError):
+    """An actor was given what only an idle one takes: an order came late, or to the wrong one."""
+
+
 def is_lost(error: BaseException) -> bool:
     """Say whether an error tells that an actor is gone or cannot be reached."""
     return isinstance(error, _LOST_ERRORS)

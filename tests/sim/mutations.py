@@ -231,7 +231,7 @@ def _unconfirmed_switches_are_undone() -> list[Patch]:
 MUTANTS = (
     Mutant("epoch", "an actor does not look at the epoch of a call", _no_epoch_check, 3),
     Mutant("name", "an actor does not look at the name in a call", _no_name_check),
-    Mutant("lease", "an actor acknowledges without a lease", _no_lease_check, 157),
+    Mutant("lease", "an actor acknowledges without a lease", _no_lease_check, 509),
     Mutant("seal", "the source of a migration goes on writing", _no_seal, 5),
     Mutant("unseal", "a migration given up leaves its source sealed", _no_unseal, 150),
     Mutant("gate", "a write is acknowledged before it is durable", _no_output_gate, 20),

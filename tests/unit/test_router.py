@@ -103,6 +103,56 @@ async def two_machines(world: World) -> Deployment:
     return life
 
 
+async def test_an_owner_that_was_ended_here_is_not_taken_for_one_that_died(world: World) -> None:
+    """It is called dead at once, however long its process still runs: two looked at it."""
+    life = await world.start()
+    await life.get("alice").append_message(message("m"))
+    serving = life.router.serving("alice")
+    assert serving is not None
+    serving.slot.actor.silent = True
+    letting_go = asyncio.create_task(life.router.let_go(serving))
+    await until(lambda: "hibernate" in serving.slot.actor.calls)
+    assert not await life.router.is_alive(serving)
+    await letting_go
+    entry = life.directory.get("alice")
+    assert entry is not None
+    assert (entry.state, entry.actor) == (State.ACTIVE, serving.slot.actor_name)
+
+
+async def test_a_source_that_was_ended_for_its_silence_is_not_taken_for_one_that_died(
+    world: World,
+) -> None:
+    life = await world.start()
+    await life.get("alice").append_message(message("m"))
+    serving = life.router.serving("alice")
+    assert serving is not None
+    await life.router.kill(serving.slot)
+    await life.router.bury(serving)
+    entry = life.directory.get("alice")
+    assert entry is not None
+    assert entry.state is State.ACTIVE
+
+
+async def test_an_actor_that_is_bound_by_a_late_order_is_told_to_nobody(world: World) -> None:
+    """An earlier router's order reached it after it had said that it is idle."""
+    life = await world.start()
+    await life.get("bob").append_message(message("m"))
+    await life.administration.hibernate("bob")
+    [(actor, _)] = world.cluster.actors.values()
+    serving_spec = ActivationSpec(
+        name="carol",
+        epoch=7,
+        file="conversations/carol.7.sqlite",
+        quota_bytes=1 << 30,
+        object_class=life.router.settings.object_class,
+        bounds=life.router.settings.bounds,
+    )
+    await actor.target.receive(serving_spec)
+    await life.get("bob").append_message(message("n"))
+    assert await ids(life.get("bob")) == ["m", "n"]
+    assert all(not slot.actor.dead for slot in life.router.pool.slots)
+
+
 async def test_a_router_that_starts_does_not_take_a_silent_owner_for_one_that_let_go(
     world: World,
 ) -> None:
