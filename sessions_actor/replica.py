@@ -326,7 +326,8 @@ class Replica:
 
     @property
     def _is_first(self) -> bool:
-        return self._has_gap or (self._spec.is_new and self._position == 0)
+        # Noted until a whole copy has succeeded: one that failed takes as long again.
+        return self._is_noted or (self._spec.is_new and self._position == 0)
 
     @property
     def lag_s(self) -> float:

@@ -202,6 +202,12 @@ def test_what_is_wrong_on_a_node(check: str, level: str, changes: dict[str, Any]
     assert all(NODE.node_id[:8] in finding.where for finding in found)
 
 
+def test_a_silent_daemon_is_told_of_before_a_conversation_needs_it() -> None:
+    idle = NodeInfo(NODE.node_id, "h", "alive", "d", 0, 0, 9)
+    (found,) = judged(facts(replica_error="its daemon does not answer"), known=(idle,))
+    assert (found.check, found.level) == ("replicas", "warning")
+
+
 @pytest.mark.parametrize(
     ("check", "level", "changes"),
     [

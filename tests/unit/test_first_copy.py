@@ -18,6 +18,7 @@ from sessions_actor.actor import ActivationSpec, ConversationActor, Refusal
 from sessions_actor.errors import ReplicaUnavailableError
 from sessions_actor.hosted import Ended
 from sessions_actor.replica import Durability, ReplicaSpec, socket_path
+from sessions_actor.storage import Storage
 
 from .fake_cluster import standing_lease, until
 from .test_actor import append, spec
@@ -53,6 +54,16 @@ class Broken(Daemon):
     async def _until_ready(self, target: str) -> None:
         if target == "/sync":
             raise ConnectionResetError
+
+
+class FailsOnce(Slow):
+    """Reads what it is asked to first, ends the connection at the whole copy, then is slow."""
+
+    async def _until_ready(self, target: str) -> None:
+        if target == "/sync" and self.asked.count("/sync") in (2, 3):  # a kept one is tried twice
+            raise ConnectionResetError
+        if self.asked.count("/sync") > 3:
+            await super()._until_ready(target)
 
 
 def replicated(*, is_new: bool) -> ActivationSpec:
@@ -163,6 +174,31 @@ async def test_a_store_that_hangs_is_asked_again_in_time_for_its_size(tmp_path: 
         assert asyncio.get_running_loop().time() - began < 10.0
         assert daemon.asked.count("/sync") == 1, "who waited in vain does not ask twice"
         copied.abandon()
+
+
+async def test_a_whole_copy_that_failed_once_has_the_same_time_again(tmp_path: Path) -> None:
+    """A log that was cut back makes the daemon copy the file anew, though its line is complete."""
+    daemon = FailsOnce()
+    async with daemon.listening(tmp_path / "s"):
+        path = tmp_path / "large.sqlite"
+        storage = Storage(path, quota_bytes=10_000_000)
+        storage.meta.put({"name": "alice"})
+        storage.flush()
+        kept = ReplicaSpec("file:///far", Durability.REPLICATED, TIMEOUT_S, str(tmp_path / "s"))
+        copied = replica.Replica(str(path), replace(kept, is_stale=True))
+        copied.start(storage)
+        with pytest.raises(ReplicaUnavailableError):
+            await copied.sync()
+        again = asyncio.create_task(copied.sync())
+        await asyncio.sleep(20 * TIMEOUT_S)
+        assert not again.done()
+        assert copied.is_copying
+        daemon.done.set()
+        await again
+        assert not copied.is_copying
+        assert daemon.asked.count("/sync") == 4, "the second copy was not given up"
+        copied.abandon()
+        storage.close()
 
 
 async def test_whoever_has_let_go_asks_nothing_any_more(tmp_path: Path) -> None:
